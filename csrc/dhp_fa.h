@@ -1,0 +1,132 @@
+/*
+ * dhp_fa.h - the C ABI of dhp_safe_fa.
+ *
+ * Scaled dot product attention whose hardware profile says nothing about the data:
+ *
+ *     out[b,h,i,:] = sum_j softmax_j(scale * <q[b,h,i,:], k[b,h/G,j,:]>) * v[b,h/G,j,:],   G = Hq / Hk
+ *     lse[b,h,i]   = log sum_j exp(scale * <q[b,h,i,:], k[b,h/G,j,:]>)
+ *
+ * over the keys j that query i may see: all, or (causal) j <= i + causal_offset.
+ *
+ * Public: everything in these structs (pointers, sizes, strides, dtypes, flags, scale). Secret: what the
+ * pointers of q, k and v lead to. Plain structs, no torch type, no CUDA type; no function keeps a pointer
+ * after it returns, except that a CUDA launch reads and writes the tensors until the stream has run it.
+ *
+ * Errors are values: a function that can fail returns a dhp_status and, if the caller gave a dhp_error,
+ * one sentence that names the argument, what was given and what is supported. After a failure no output
+ * element has been written.
+ */
+#ifndef DHP_FA_H
+#define DHP_FA_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#if defined(_WIN32)
+#define DHP_API
+#else
+#define DHP_API __attribute__((visibility("default")))
+#endif
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef enum dhp_dtype { DHP_FLOAT32 = 0, DHP_FLOAT16 = 1, DHP_BFLOAT16 = 2 } dhp_dtype;
+
+typedef enum dhp_status {
+  DHP_OK = 0,
+  DHP_INVALID_ARGUMENT = 1, /* no implementation could accept it */
+  DHP_UNSUPPORTED = 2,      /* meaningful, but outside what this build serves */
+  DHP_OUT_OF_MEMORY = 3,    /* host memory for a scratch tile */
+  DHP_NO_GPU = 4,           /* no driver, no Hopper GPU, or a build without kernels */
+  DHP_DRIVER_ERROR = 5      /* the CUDA driver refused a call; the text carries its name */
+} dhp_status;
+
+/* Large enough for one sentence with four shapes in it; longer text is cut, never overrun. */
+typedef struct dhp_error {
+  char text[512];
+} dhp_error;
+
+/* A strided tensor of rank 4, [B, H, S, D]; strides count elements. stride[3] is 1 wherever size[3] > 1. */
+typedef struct dhp_tensor {
+  void *data;
+  int64_t size[4];
+  int64_t stride[4];
+  dhp_dtype dtype;
+} dhp_tensor;
+
+/* One attention call. */
+typedef struct dhp_attention {
+  dhp_tensor q;          /* [B, Hq, Sq, D] */
+  dhp_tensor k;          /* [B, Hk, Sk, D], Hk divides Hq: query head h reads key head h / (Hq / Hk) */
+  dhp_tensor v;          /* [B, Hk, Sk, D] */
+  dhp_tensor out;        /* [B, Hq, Sq, D]; a row that sees no key becomes 0 */
+  float *lse;            /* [B, Hq, Sq] contiguous, natural logarithm, -inf where no key is seen; NULL: not wanted */
+  float scale;           /* finite, >= 0 */
+  int is_causal;         /* 0: every key is visible; 1: key j is visible to query i iff j <= i + causal_offset */
+  int64_t causal_offset; /* 0 is torch SDPA's alignment, Sk - Sq is FlashAttention's */
+} dhp_attention;
+
+/* Runs body(ctx, first, last) over a partition of [0, count), possibly in parallel, and returns when all is done. */
+typedef struct dhp_executor {
+  void (*run)(void *self, int64_t count, void (*body)(void *ctx, int64_t first, int64_t last), void *ctx);
+  void *self;
+} dhp_executor;
+
+/* ---- running --------------------------------------------------------------------------------------------------- */
+
+/*
+ * On the CPU: float32, float16 or bfloat16, D <= 256, float32 accumulation. executor NULL runs in the calling thread.
+ * CT: time and addresses depend on shapes, strides, flags and the executor alone.
+ */
+DHP_API dhp_status dhp_attention_cpu(const dhp_attention *args, const dhp_executor *executor, dhp_error *error);
+
+/*
+ * On a Hopper GPU: float16 or bfloat16, D a multiple of 8 up to dhp_cuda_max_head_dim(). Enqueued on stream (a
+ * CUstream of that device, NULL for the default one); returns without waiting. Capturable in a CUDA graph.
+ * CT: as for the CPU; the device code's contract is in audits/SOUNDNESS.md.
+ */
+DHP_API dhp_status dhp_attention_cuda(const dhp_attention *args, int device, void *stream, dhp_error *error);
+
+/*
+ * 1 if the GPU kernel can read or write this tensor in place: 16-byte aligned data, strides that are multiples of 16
+ * bytes. 0: the caller has to hand over a contiguous copy.
+ */
+DHP_API int dhp_cuda_layout_supported(const dhp_tensor *tensor);
+
+/* ---- looking --------------------------------------------------------------------------------------------------- */
+
+/* One shipped GPU kernel: exactly one cubin (sm_90a machine code, no PTX). */
+typedef struct dhp_kernel_info {
+  const char *name;          /* file name of the cubin without its ending; also says its constants */
+  const char *cubin_sha256;  /* 64 hexadecimal digits */
+  const void *cubin;
+  size_t cubin_size;
+  dhp_dtype dtype;
+  int head_dim;              /* largest D it serves; smaller ones by zero fill */
+  int tile_q, tile_k;        /* query rows a CTA, keys a step */
+  int warpgroups, stages;    /* warpgroups of 128 threads; K and V tiles in flight */
+  int threads, shared_bytes; /* per CTA */
+  int registers;             /* per thread, as ptxas reports */
+  int spill_bytes;
+} dhp_kernel_info;
+
+/* What a call will launch; a function of public shape alone. */
+typedef struct dhp_plan {
+  const dhp_kernel_info *kernel; /* NULL: nothing to launch (an empty output) */
+  int64_t grid;                  /* CTAs */
+  int64_t q_tiles;               /* CTAs along Sq */
+  int heads_per_group;           /* heads whose K and V are meant to stay in L2 together */
+} dhp_plan;
+
+DHP_API int dhp_kernel_count(void); /* 0 in a build without nvcc */
+DHP_API const dhp_kernel_info *dhp_kernel(int index);
+DHP_API int dhp_cuda_max_head_dim(void);
+DHP_API dhp_status dhp_plan_attention(const dhp_attention *args, dhp_plan *plan, dhp_error *error);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

@@ -1,0 +1,10 @@
+/* plan.h - how a public shape becomes a launch. */
+#ifndef DHP_PLAN_H
+#define DHP_PLAN_H
+
+#include "dhp_fa.h"
+
+/* causal_offset clamped to [-Sq, Sk]: outside of it every query sees no key, or every key, and nothing more changes. */
+int32_t dhp_clamp_offset(const dhp_attention *args);
+
+#endif
