@@ -1,0 +1,227 @@
+"""Build the shipped cubins and the C table that embeds them.
+
+    python csrc/kernels/build.py [--out build] [--jobs N]
+
+One cubin per kernel under <out>/cubins/, its intermediate files under <out>/kernels/, and <out>/kernels/kernel_table.c,
+which the host core links. Steps per kernel: wgmma.h is generated, nvcc makes PTX, unbranch.py removes the conditional
+branches, ptxas makes sm_90a machine code with every warning an error. Spills or a stack frame stop the build.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE))
+
+from unbranch import unbranch  # noqa: E402
+from wgmma import header  # noqa: E402
+
+SOURCE = HERE / "attention_fwd.cu"
+INPUTS = sorted(HERE.glob("*.cu")) + sorted(HERE.glob("*.cuh")) + sorted(HERE.glob("*.h")) + sorted(HERE.glob("*.py"))
+ENTRY = "dhp_attention_fwd"
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """The constants that make one kernel out of attention_fwd.cu."""
+
+    head_dim: int
+    tile_k: int  # fixed for a head_dim: it decides the order of the sums, hence the output bits
+    warpgroups: int
+    stages: int
+    dtype: str
+
+    @property
+    def name(self) -> str:
+        return f"fwd_{self.dtype}_d{self.head_dim}_k{self.tile_k}_w{self.warpgroups}_s{self.stages}"
+
+
+# (head_dim, tile_k, warpgroups, stages). At head_dim 64 three CTAs of one warpgroup fit a multiprocessor and overlap each
+# other. At 128 shared memory holds one CTA, so two warpgroups take turns in it; one alone serves grids too small to fill
+# the GPU with two.
+SHAPES = [(64, 128, 1, 2), (128, 128, 1, 3), (128, 128, 2, 3)]
+KERNELS = [Kernel(*shape, dtype) for dtype in ("float16", "bfloat16") for shape in SHAPES]
+
+
+@dataclass(frozen=True)
+class Cubin:
+    """What came out of building one kernel."""
+
+    kernel: Kernel
+    path: Path
+    sha256: str
+    registers: int
+    spill_bytes: int
+
+
+class BuildError(Exception):
+    """One sentence that says which step of which kernel failed."""
+
+
+def find_nvcc() -> Path | None:
+    """nvcc of CUDA_HOME if that is set, else of PATH, else of /usr/local/cuda; None without one."""
+    home = os.environ.get("CUDA_HOME")
+    if home:
+        candidate = Path(home) / "bin" / "nvcc"
+        return candidate if candidate.exists() else None
+    found = shutil.which("nvcc")
+    if found:
+        return Path(found)
+    default = Path("/usr/local/cuda/bin/nvcc")
+    return default if default.exists() else None
+
+
+def toolkit_root(nvcc: Path) -> Path:
+    """The toolkit that this nvcc, which may be a wrapper somewhere on PATH, belongs to: nvcc itself says so."""
+    text = run([nvcc, "--dryrun", "-x", "cu", os.devnull], "nvcc --dryrun")
+    match = re.search(r"^#\$ TOP=(.+)$", text, re.MULTILINE)
+    if not match:
+        raise BuildError("nvcc --dryrun did not name the toolkit's folder (no line `#$ TOP=`)")
+    return Path(match[1].strip()).resolve()
+
+
+def nvcc_version(nvcc: Path) -> str:
+    text = subprocess.run([nvcc, "--version"], capture_output=True, text=True, check=True).stdout
+    match = re.search(r"V(\d+\.\d+\.\d+)", text)
+    return match[1] if match else "unknown"
+
+
+def run(command: list[str | Path], what: str) -> str:
+    result = subprocess.run([str(part) for part in command], capture_output=True, text=True)
+    if result.returncode != 0:
+        raise BuildError(f"{what} failed:\n{result.stdout}{result.stderr}")
+    return result.stdout + result.stderr
+
+
+def digest_of_inputs(kernel: Kernel, nvcc: Path) -> str:
+    """Changes when the machine code could: sources, constants, compiler."""
+    digest = hashlib.sha256(f"{kernel} {nvcc_version(nvcc)}".encode())
+    for path in INPUTS:
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+def compile_kernel(kernel: Kernel, nvcc: Path, out: Path) -> Cubin:
+    """Build one cubin, or take the one that is there if none of its inputs changed."""
+    work = out / "kernels" / kernel.name
+    cubin = out / "cubins" / f"{kernel.name}.cubin"
+    log, stamp = work / "ptxas.log", work / "inputs.sha256"
+    wanted = digest_of_inputs(kernel, nvcc)
+    if not (cubin.exists() and log.exists() and stamp.exists() and stamp.read_text() == wanted):
+        work.mkdir(parents=True, exist_ok=True)
+        cubin.parent.mkdir(parents=True, exist_ok=True)
+        stamp.unlink(missing_ok=True)
+        (work / "wgmma.h").write_text(header(kernel.head_dim, kernel.tile_k, kernel.dtype))
+        constants = {
+            "HEAD_DIM": kernel.head_dim,
+            "TILE_K": kernel.tile_k,
+            "WARPGROUPS": kernel.warpgroups,
+            "STAGES": kernel.stages,
+            "ELEMENT_IS_BFLOAT16": int(kernel.dtype == "bfloat16"),
+        }
+        run(
+            [nvcc, "-ptx", "-O3", "-std=c++17", "-gencode=arch=compute_90a,code=compute_90a",
+             "-Werror=all-warnings", f"-I{work}", *(f"-D{k}={v}" for k, v in constants.items()),
+             "-o", work / "kernel.ptx", SOURCE],
+            f"{kernel.name}: nvcc",
+        )
+        try:
+            text, _ = unbranch((work / "kernel.ptx").read_text())
+        except ValueError as error:
+            raise BuildError(f"{kernel.name}: branch removal: {error}") from error
+        (work / "unbranched.ptx").write_text(text)
+        ptxas = toolkit_root(nvcc) / "bin" / "ptxas"
+        # no line information: it would put PTX text and this machine's paths into the shipped file
+        report = run(
+            [ptxas, "-arch=sm_90a", "-O3", "-v", "--warning-as-error", "-o", cubin, work / "unbranched.ptx"],
+            f"{kernel.name}: ptxas",
+        )
+        log.write_text(report)
+        stamp.write_text(wanted)
+    report = log.read_text()
+    registers = re.search(r"Used (\d+) registers", report)
+    memory = re.search(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads", report)
+    if not registers or not memory:
+        raise BuildError(f"{kernel.name}: ptxas did not report registers and spills:\n{report}")
+    if any(int(memory[i]) for i in (1, 2, 3)):
+        raise BuildError(f"{kernel.name}: {memory[0]}; a shipped kernel keeps everything in registers")
+    return Cubin(kernel, cubin, hashlib.sha256(cubin.read_bytes()).hexdigest(), int(registers[1]), int(memory[2]))
+
+
+def table_source(cubins: list[Cubin]) -> str:
+    """kernel_table.c: each cubin as bytes (.incbin), and one row of constants for each."""
+    lines = ["/* Written by csrc/kernels/build.py. */", '#include "kernels/kernel_table.h"', "",
+             '#include "kernels/attention_fwd.h"', ""]
+    for index, cubin in enumerate(cubins):
+        symbol = f"dhp_cubin_{index}"
+        lines += [
+            f'__asm__(".section .rodata\\n.balign 64\\n{symbol}: .incbin \\"{cubin.path.resolve()}\\"\\n'
+            f'{symbol}_end: .byte 0\\n.text\\n");',
+            f"extern const unsigned char {symbol}[] __attribute__((visibility(\"hidden\")));",
+        ]
+    lines += ["", "const dhp_kernel_info dhp_kernel_table[] = {"]
+    for index, cubin in enumerate(cubins):
+        k = cubin.kernel
+        lines += [
+            f"  {{.name = \"{k.name}\", .cubin_sha256 = \"{cubin.sha256}\", .cubin = dhp_cubin_{index},",
+            f"   .cubin_size = {cubin.path.stat().st_size}, .dtype = DHP_{k.dtype.upper()}, .head_dim = {k.head_dim},",
+            f"   .tile_q = {k.warpgroups} * DHP_FWD_ROWS, .tile_k = {k.tile_k}, .warpgroups = {k.warpgroups},",
+            f"   .stages = {k.stages}, .threads = {k.warpgroups} * DHP_FWD_WARPGROUP,",
+            f"   .shared_bytes = DHP_FWD_SHARED_BYTES({k.head_dim}, {k.tile_k}, {k.warpgroups}, {k.stages}),",
+            f"   .registers = {cubin.registers}, .spill_bytes = {cubin.spill_bytes}}},",
+        ]
+    if not cubins:
+        lines.append("  {0} /* C wants one element; the size below says there is none */")
+    lines += ["};", f"const int dhp_kernel_table_size = {len(cubins)};", ""]
+    return "\n".join(lines)
+
+
+def build(out: Path, jobs: int | None = None) -> tuple[Path, str | None]:
+    """Build everything under `out`. Returns the path of kernel_table.c and nvcc's version, None if there is no nvcc
+    and the table is therefore empty. BuildError says what failed."""
+    nvcc = find_nvcc()
+    cubins: list[Cubin] = []
+    if nvcc:
+        with ThreadPoolExecutor(jobs or os.cpu_count()) as pool:
+            cubins = list(pool.map(lambda kernel: compile_kernel(kernel, nvcc, out), KERNELS))
+    shipped = {cubin.path for cubin in cubins}
+    for old in (out / "cubins").glob("*.cubin"):
+        if old not in shipped:
+            old.unlink()
+    table = out / "kernels" / "kernel_table.c"
+    table.parent.mkdir(parents=True, exist_ok=True)
+    source = table_source(cubins)
+    if not table.exists() or table.read_text() != source:  # an unchanged table leaves the host core up to date
+        table.write_text(source)
+    return table, nvcc_version(nvcc) if nvcc else None
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--out", type=Path, default=Path("build"), help="where build products go (default: build)")
+    parser.add_argument("--jobs", type=int, help="kernels compiled at a time (default: one a core)")
+    arguments = parser.parse_args()
+    try:
+        _, version = build(arguments.out, arguments.jobs)
+    except BuildError as error:
+        print(error, file=sys.stderr)
+        return 1
+    if version is None:
+        print("nvcc was not found (CUDA_HOME, then PATH): no kernels built, the package will be CPU-only")
+    else:
+        print(f"{len(KERNELS)} cubins under {arguments.out / 'cubins'} (nvcc {version})")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

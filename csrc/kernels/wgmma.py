@@ -1,0 +1,50 @@
+"""Write wgmma.h: the two matrix products of one forward kernel, as functions over register arrays.
+
+An inline-asm statement must name each of its up to 128 accumulator registers, so the text is generated.
+PTX ISA 9.0, section 9.7.15.5 (wgmma.mma_async).
+"""
+
+from __future__ import annotations
+
+PTX_TYPE = {"float16": "f16", "bfloat16": "bf16"}
+
+
+def product(name: str, comment: str, n: int, dtype: str, a_in_registers: bool, transpose_b: bool) -> str:
+    """One m64nNk16 product d = a * b + (accumulate ? d : 0); a thread holds n / 2 floats of d."""
+    floats = n // 2
+    accumulators = ", ".join(f"%{i}" for i in range(floats))
+    if a_in_registers:
+        a_parameter, a_operands = "const uint32_t *a", '"r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3])'
+        a_text = "{" + ", ".join(f"%{floats + i}" for i in range(4)) + "}"
+        a_count, immediates = 4, f"1, 1, {int(transpose_b)}"
+    else:
+        a_parameter, a_operands, a_text = "uint64_t a", '"l"(a)', f"%{floats}"
+        a_count, immediates = 1, f"1, 1, 0, {int(transpose_b)}"
+    b = floats + a_count
+    ptx = PTX_TYPE[dtype]
+    outputs = ", ".join(f'"+f"(d[{i}])' for i in range(floats))
+    return f"""/* {comment} */
+static __device__ __forceinline__ void {name}(float *d, {a_parameter}, uint64_t b, int accumulate) {{
+  asm volatile(
+      "{{.reg .pred accumulate; setp.ne.b32 accumulate, %{b + 1}, 0;\\n"
+      "wgmma.mma_async.sync.aligned.m64n{n}k16.f32.{ptx}.{ptx} {{{accumulators}}}, {a_text}, %{b}, "
+      "accumulate, {immediates};}}\\n"
+      : {outputs}
+      : {a_operands}, "l"(b), "r"(accumulate));
+}}
+"""
+
+
+def header(head_dim: int, tile_k: int, dtype: str) -> str:
+    """The text of wgmma.h for one kernel."""
+    scores = product(
+        "wgmma_scores",
+        f"S[64, {tile_k}] (+)= Q[64, 16] K[{tile_k}, 16]^T, both K-major in shared memory",
+        tile_k, dtype, a_in_registers=False, transpose_b=False,
+    )
+    output = product(
+        "wgmma_output",
+        f"O[64, {head_dim}] (+)= P[64, 16] V[16, {head_dim}], P in registers, V MN-major in shared memory",
+        head_dim, dtype, a_in_registers=True, transpose_b=True,
+    )
+    return f"#include <stdint.h>\n\n{scores}\n{output}"
