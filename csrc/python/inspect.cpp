@@ -1,0 +1,93 @@
+/*
+ * inspect.cpp - dhp_safe_fa._inspect: what this build ships and what it would launch. Host only; no tensor passes here.
+ */
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <array>
+#include <stdexcept>
+#include <string>
+
+#include "../dhp_fa.h"
+
+namespace py = pybind11;
+using namespace pybind11::literals;
+using Shape = std::array<int64_t, 4>;
+
+static const char *dtype_name(dhp_dtype dtype) {
+  return dtype == DHP_FLOAT32 ? "float32" : dtype == DHP_FLOAT16 ? "float16" : "bfloat16";
+}
+
+static dhp_dtype dtype_from(const std::string &name) {
+  for (dhp_dtype dtype : {DHP_FLOAT32, DHP_FLOAT16, DHP_BFLOAT16})
+    if (name == dtype_name(dtype)) return dtype;
+  throw std::invalid_argument("dtype: '" + name + "'; supported: float32, float16, bfloat16");
+}
+
+static py::dict kernel_dict(const dhp_kernel_info &k) {
+  return py::dict("name"_a = k.name, "cubin_sha256"_a = k.cubin_sha256, "dtype"_a = dtype_name(k.dtype),
+                  "head_dim"_a = k.head_dim, "tile_q"_a = k.tile_q, "tile_k"_a = k.tile_k,
+                  "warpgroups"_a = k.warpgroups, "stages"_a = k.stages, "threads"_a = k.threads,
+                  "shared_bytes"_a = k.shared_bytes, "registers"_a = k.registers, "spill_bytes"_a = k.spill_bytes);
+}
+
+static py::list kernels() {
+  py::list list;
+  for (int i = 0; i < dhp_kernel_count(); i++) list.append(kernel_dict(*dhp_kernel(i)));
+  return list;
+}
+
+static py::bytes cubin(const std::string &name) {
+  for (int i = 0; i < dhp_kernel_count(); i++) {
+    const dhp_kernel_info &k = *dhp_kernel(i);
+    if (name == k.name) return py::bytes(static_cast<const char *>(k.cubin), k.cubin_size);
+  }
+  throw py::key_error("no kernel named '" + name + "'; kernels() lists those of this build");
+}
+
+static dhp_tensor contiguous(const Shape &shape, dhp_dtype dtype) {
+  dhp_tensor t{};
+  t.dtype = dtype;
+  int64_t stride = 1;
+  for (int i = 3; i >= 0; i--) {
+    t.size[i] = shape[i];
+    t.stride[i] = stride;
+    /* wraps instead of overflowing for absurd shapes, which validation then refuses by their sizes */
+    stride = static_cast<int64_t>(static_cast<uint64_t>(stride) * static_cast<uint64_t>(shape[i]));
+  }
+  return t;
+}
+
+static py::object plan(const Shape &q, const Shape &k, const std::string &dtype, bool is_causal,
+                       int64_t causal_offset) {
+  dhp_attention args{};
+  args.q = args.out = contiguous(q, dtype_from(dtype));
+  args.k = args.v = contiguous(k, args.q.dtype);
+  args.scale = 1.f;
+  args.is_causal = is_causal;
+  args.causal_offset = causal_offset;
+  dhp_plan plan;
+  dhp_error error{};
+  if (dhp_plan_attention(&args, &plan, &error) != DHP_OK) throw std::invalid_argument(error.text);
+  if (!plan.kernel) return py::none();
+  return py::dict("kernel"_a = plan.kernel->name, "grid"_a = plan.grid, "q_tiles"_a = plan.q_tiles,
+                  "heads_per_group"_a = plan.heads_per_group, "threads"_a = plan.kernel->threads,
+                  "shared_bytes"_a = plan.kernel->shared_bytes);
+}
+
+static py::dict build_info() {
+  return py::dict("version"_a = DHP_VERSION, "cuda"_a = sizeof(DHP_NVCC_VERSION) > 1 ? py::object(py::str(DHP_NVCC_VERSION)) : py::none(),
+                  "compiler"_a = __VERSION__, "max_head_dim_cuda"_a = dhp_cuda_max_head_dim());
+}
+
+PYBIND11_MODULE(_inspect, m) {
+  m.doc() = "What this build of dhp_safe_fa ships, and what it would launch. Host only: no tensor passes here.";
+  m.def("kernels", &kernels,
+        "The shipped GPU kernels, one dict each: name, cubin_sha256, dtype, head_dim, tile_q, tile_k, warpgroups, "
+        "stages, threads, shared_bytes, registers, spill_bytes. Empty in a build without nvcc.");
+  m.def("cubin", &cubin, "name"_a, "The machine code of one shipped kernel, an ELF file. KeyError for another name.");
+  m.def("plan", &plan, "q_shape"_a, "k_shape"_a, "dtype"_a, "is_causal"_a = false, "causal_offset"_a = 0,
+        "The launch for q of shape [B, Hq, Sq, D] and k, v of shape [B, Hk, Sk, D] on a Hopper GPU: kernel, grid, "
+        "q_tiles, heads_per_group, threads, shared_bytes; None for an empty output. ValueError names what is wrong.");
+  m.def("build_info", &build_info, "version, cuda (nvcc's version or None), compiler, max_head_dim_cuda.");
+}

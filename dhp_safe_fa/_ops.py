@@ -1,0 +1,154 @@
+"""The operators: schemas, fake kernels, autocast rules, and the Python functions over them.
+
+The kernels themselves are registered by csrc/torch/ops.cpp when its library is loaded. Schemas are defined here because
+the stable ABI of torch 2.10 cannot set tags from C++.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+ARGUMENTS = "Tensor q, Tensor k, Tensor v, bool is_causal=False, float? scale=None, int causal_offset=0"
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+
+_library = torch.library.Library("dhp", "DEF")
+for _name, _returns in (("attention", "Tensor"), ("attention_lse", "(Tensor out, Tensor lse)")):
+    for _prefix in ("", "_"):
+        _library.define(f"{_prefix}{_name}({ARGUMENTS}) -> {_returns}", tags=(torch.Tag.pt2_compliant_tag,))
+
+
+def _load() -> None:
+    path = Path(__file__).with_name("libdhp_torch.so")
+    if not path.exists():
+        raise ImportError(
+            f"{path} is missing: the package is not built. Run `pip install .`, or `make build` in a checkout."
+        )
+    torch.ops.load_library(str(path))
+
+
+_load()
+
+
+# ---- fake kernels: shapes and strides without data --------------------------------------------------------------
+
+
+def _check(q: Tensor, k: Tensor, v: Tensor) -> None:
+    """What csrc/torch/ops.cpp and csrc/attention.c check, as far as it can be known without data."""
+    for name, tensor in (("q", q), ("k", k), ("v", v)):
+        if tensor.dim() != 4:
+            raise RuntimeError(f"dhp::attention: {name}: rank {tensor.dim()}; expected 4 dimensions [B, H, S, D]")
+        if tensor.dtype not in DTYPES:
+            raise RuntimeError(
+                f"dhp::attention: {name}: unsupported dtype; supported: float32 (CPU only), float16, bfloat16"
+            )
+        if tensor.dtype != q.dtype:
+            raise RuntimeError(
+                f"dhp::attention: {name}: dtype {tensor.dtype} differs from q's {q.dtype}; q, k and v must agree"
+            )
+        if tensor.device != q.device:
+            raise RuntimeError(
+                f"dhp::attention: {name}: on another device than q; q, k and v must be on the same device"
+            )
+    for dim in range(4):
+        torch._check(k.size(dim) == v.size(dim), lambda: f"v: shape {v.shape} differs from k's {k.shape}")
+    torch._check(k.size(0) == q.size(0), lambda: f"k: batch {k.size(0)} differs from q's batch {q.size(0)}")
+    torch._check(k.size(3) == q.size(3), lambda: f"k: head_dim {k.size(3)} differs from q's head_dim {q.size(3)}")
+    torch._check(
+        q.size(1) % k.size(1) == 0,
+        lambda: f"k: {k.size(1)} key heads for {q.size(1)} query heads; the latter must be a multiple of the former",
+    )
+
+
+@torch.library.register_fake("dhp::_attention", lib=_library)
+def _attention_fake(
+    q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False, scale: float | None = None, causal_offset: int = 0
+) -> Tensor:
+    _check(q, k, v)
+    return torch.empty_like(q)
+
+
+@torch.library.register_fake("dhp::_attention_lse", lib=_library)
+def _attention_lse_fake(
+    q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False, scale: float | None = None, causal_offset: int = 0
+) -> tuple[Tensor, Tensor]:
+    _check(q, k, v)
+    return torch.empty_like(q), q.new_empty(q.shape[:3], dtype=torch.float32)
+
+
+# ---- autocast: the policy of torch's own attention, everything in the autocast dtype ----------------------------
+
+
+def _autocast_rule(name: str, device_type: str) -> Callable[..., object]:
+    operator = getattr(torch.ops.dhp, name)
+
+    def rule(q: Tensor, k: Tensor, v: Tensor, *arguments: object, **keywords: object) -> object:
+        dtype = torch.get_autocast_dtype(device_type)
+
+        def cast(tensor: Tensor) -> Tensor:
+            eligible = tensor.device.type == device_type and tensor.dtype in DTYPES
+            return tensor.to(dtype) if eligible else tensor
+
+        with torch.autocast(device_type, enabled=False):
+            return operator(cast(q), cast(k), cast(v), *arguments, **keywords)
+
+    return rule
+
+
+for _name in ("attention", "attention_lse"):
+    for _device_type, _key in (("cpu", "AutocastCPU"), ("cuda", "AutocastCUDA")):
+        _library.impl(_name, _autocast_rule(_name, _device_type), _key)
+
+
+# ---- what people call -------------------------------------------------------------------------------------------
+
+
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    is_causal: bool = False,
+    scale: float | None = None,
+    causal_offset: int = 0,
+) -> Tensor:
+    """softmax(scale · q kᵀ) v, FlashAttention's algorithm (Dao et al., 2022), constant-time in the content of q, k, v.
+
+    Args:
+        q: queries, [B, Hq, Sq, D]; float32 (CPU only), float16 or bfloat16. Any strides; a layout that cannot be read
+            in place (last dimension not contiguous; on CUDA also rows that are not 16-byte aligned) is copied.
+        k: keys, [B, Hk, Sk, D]; Hk divides Hq, query head h reads key head h // (Hq // Hk).
+        v: values, [B, Hk, Sk, D].
+        is_causal: query i sees key j only if j <= i + causal_offset.
+        scale: factor of the scores, finite and >= 0; 1/sqrt(D) by default.
+        causal_offset: 0 is the alignment of torch's SDPA, Sk - Sq that of FlashAttention (and of cached decoding).
+
+    Returns:
+        [B, Hq, Sq, D], q's dtype, strides as torch.empty_like(q). A row that sees no key is 0.
+
+    Raises:
+        RuntimeError: names the argument, what was given and what is supported. head_dim: 1 to 256 on CPU; on CUDA (a
+            Hopper GPU) multiples of 8 up to ``dhp_safe_fa._inspect.build_info()["max_head_dim_cuda"]``. Also if an
+            input requires grad while gradients are recorded: there is no backward yet.
+    """
+    return torch.ops.dhp.attention(q, k, v, is_causal, scale, causal_offset)  # type: ignore[no-any-return]
+
+
+def attention_lse(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    is_causal: bool = False,
+    scale: float | None = None,
+    causal_offset: int = 0,
+) -> tuple[Tensor, Tensor]:
+    """:func:`attention` and, per query row, the natural logarithm of the sum of exp(scaled scores).
+
+    Returns:
+        out as :func:`attention`; lse, float32 [B, Hq, Sq], -inf where a row sees no key.
+    """
+    return torch.ops.dhp.attention_lse(q, k, v, is_causal, scale, causal_offset)  # type: ignore[no-any-return]
