@@ -1,0 +1,22 @@
+/* tile_avx2.c - the tile kernel for AVX2 and FMA: 16 registers of 8 floats, blocks of 6 x 2. */
+#include "tile.h"
+
+#if defined(__x86_64__)
+#if defined(__clang__)
+#pragma clang attribute push(__attribute__((target("avx2,fma"))), apply_to = function)
+#else
+#pragma GCC target("avx2,fma")
+#endif
+
+#define DHP_CT_LANES 8
+#define DHP_SCORE_KEYS 6
+#define DHP_SCORE_VECTORS 2
+#define DHP_VALUE_ROWS 6
+#define DHP_VALUE_VECTORS 2
+#define DHP_ATTEND dhp_cpu_attend_avx2
+#include "tile_impl.h"
+
+#if defined(__clang__)
+#pragma clang attribute pop
+#endif
+#endif

@@ -1,0 +1,22 @@
+/* tile_avx512.c - the tile kernel for AVX-512: 32 registers of 16 floats, blocks of 6 x 4. */
+#include "tile.h"
+
+#if defined(__x86_64__)
+#if defined(__clang__)
+#pragma clang attribute push(__attribute__((target("avx512f,avx512bw,avx512dq,avx512vl"))), apply_to = function)
+#else
+#pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl")
+#endif
+
+#define DHP_CT_LANES 16
+#define DHP_SCORE_KEYS 6
+#define DHP_SCORE_VECTORS 4
+#define DHP_VALUE_ROWS 4
+#define DHP_VALUE_VECTORS 4
+#define DHP_ATTEND dhp_cpu_attend_avx512
+#include "tile_impl.h"
+
+#if defined(__clang__)
+#pragma clang attribute pop
+#endif
+#endif

@@ -1,0 +1,8 @@
+/* tile_baseline.c - the tile kernel for any CPU: 128-bit vectors (SSE2, NEON). */
+#define DHP_CT_LANES 4
+#define DHP_SCORE_KEYS 6
+#define DHP_SCORE_VECTORS 2
+#define DHP_VALUE_ROWS 6
+#define DHP_VALUE_VECTORS 2
+#define DHP_ATTEND dhp_cpu_attend_baseline
+#include "tile_impl.h"

@@ -1,0 +1,163 @@
+/*
+ * test_runtime.c - executors, scratch memory, floating-point state.
+ *
+ * Linked with -Wl,--wrap=aligned_alloc,--wrap=free: the kernel's scratch memory passes through the two functions below.
+ */
+#include <fenv.h>
+#include <limits.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "check.h"
+#include "reference.h"
+#include "test_cpu.h"
+
+/* ---- scratch memory, observed ------------------------------------------------------------------------------------ */
+
+void *__real_aligned_alloc(size_t alignment, size_t size);
+void *__wrap_aligned_alloc(size_t alignment, size_t size);
+void __real_free(void *memory);
+void __wrap_free(void *memory);
+
+enum { MOST_SCRATCHES = 64 };
+static const uint32_t UNTOUCHED = 0xffffffffu; /* NaN wherever something is read before it is written */
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static uint32_t *scratches[MOST_SCRATCHES];
+static int memory_left = INT_MAX /* allocations that will succeed */, allocated, freed, dirty;
+
+void *__wrap_aligned_alloc(size_t alignment, size_t size) {
+  pthread_mutex_lock(&lock);
+  void *memory = NULL;
+  int slot = 0;
+  while (slot < MOST_SCRATCHES && scratches[slot])
+    slot++;
+  if (memory_left-- > 0) {
+    memory = __real_aligned_alloc(alignment, size);
+    if (!memory || slot == MOST_SCRATCHES) abort();
+    memset(memory, UNTOUCHED & 0xff, size);
+    scratches[slot] = memory;
+    allocated++;
+  }
+  pthread_mutex_unlock(&lock);
+  return memory;
+}
+
+void __wrap_free(void *memory) {
+  pthread_mutex_lock(&lock);
+  for (int i = 0; memory && i < MOST_SCRATCHES; i++)
+    if (scratches[i] == memory) {
+      uint32_t left = 0;
+      for (size_t word = 0; word < sizeof(dhp_cpu_scratch) / sizeof left; word++)
+        left |= (scratches[i][word] != 0) & (scratches[i][word] != UNTOUCHED);
+      dirty += (int)left;
+      freed++;
+      scratches[i] = NULL;
+    }
+  pthread_mutex_unlock(&lock);
+  __real_free(memory);
+}
+
+/* ---- executors ------------------------------------------------------------------------------------------------- */
+
+typedef struct part {
+  void (*body)(void *context, int64_t first, int64_t last);
+  void *context;
+  int64_t first, last;
+} part;
+
+static void *run_part(void *argument) {
+  const part *const p = argument;
+  p->body(p->context, p->first, p->last);
+  return NULL;
+}
+
+/* self: the number of parts, each in a thread of its own; sizes differ as much as they can, and some are empty. */
+static void run_threads(void *self, int64_t count, void (*body)(void *context, int64_t first, int64_t last),
+                        void *context) {
+  const int parts = *(const int *)self;
+  pthread_t threads[16];
+  part work[16];
+  for (int i = 0; i < parts; i++) {
+    work[i] = (part){body, context, count * i * i / (parts * parts), count * (i + 1) * (i + 1) / (parts * parts)};
+    if (pthread_create(&threads[i], NULL, run_part, &work[i]) != 0) abort();
+  }
+  for (int i = 0; i < parts; i++)
+    pthread_join(threads[i], NULL);
+}
+
+static problem make_problem(void) { return problem_new((shape){2, 3, 1, 300, 120, 33, 1, 0}, DHP_FLOAT16, TRANSPOSED); }
+
+static void check_same_bits(problem *p, const dhp_cpu_kernel *kernel, int parts, const unsigned char *expected) {
+  const dhp_executor executor = {run_threads, &parts};
+  problem_poison(p);
+  const dhp_status status = dhp_cpu_forward_with(kernel, &p->args, &executor, NULL);
+  check(status == DHP_OK && memcmp(p->out.data, expected, p->out.size) == 0, "%s: %d parts, status %d",
+        kernel->instructions, parts, (int)status);
+}
+
+static void test_executors_and_memory(void) {
+  check_group("any partition, any memory: the same bits");
+  problem p = make_problem();
+  unsigned char *const expected = malloc(p.out.size);
+  if (!expected) abort();
+  for (int k = 0; k < test_kernel_count; k++) {
+    const dhp_cpu_kernel *const kernel = &test_kernels[k];
+    run_kernel(kernel, &p.args);
+    memcpy(expected, p.out.data, p.out.size);
+    for (int parts = 1; parts <= 16; parts += 5)
+      check_same_bits(&p, kernel, parts, expected);
+
+    /* Memory for one thread: the others wait for it. */
+    memory_left = 1;
+    check_same_bits(&p, kernel, 4, expected);
+
+    /* No memory: an error, and nothing is written. */
+    memory_left = 0;
+    dhp_error error = {""};
+    problem_poison(&p);
+    const dhp_status status = dhp_cpu_forward_with(kernel, &p.args, NULL, &error);
+    size_t written = 0;
+    for (size_t i = 0; i < p.out.size; i++)
+      written += p.out.data[i] != 0xa5;
+    check(status == DHP_OUT_OF_MEMORY && strstr(error.text, "memory") && written == 0,
+          "%s without memory: status %d, \"%s\", %zu bytes written", kernel->instructions, (int)status, error.text,
+          written);
+    memory_left = INT_MAX;
+  }
+  free(expected);
+  problem_free(&p);
+}
+
+/* ---- floating-point state -------------------------------------------------------------------------------------- */
+
+static void test_float_state(void) {
+  check_group("the caller's floating-point state");
+  problem p = make_problem();
+  unsigned char *const expected = malloc(p.out.size);
+  if (!expected) abort();
+  for (int k = 0; k < test_kernel_count; k++) {
+    run_kernel(&test_kernels[k], &p.args);
+    memcpy(expected, p.out.data, p.out.size);
+    fesetround(FE_UPWARD);
+    feclearexcept(FE_ALL_EXCEPT);
+    run_kernel(&test_kernels[k], &p.args);
+    check(fetestexcept(FE_ALL_EXCEPT) == 0, "%s: exception flags %x tell of the data", test_kernels[k].instructions,
+          (unsigned)fetestexcept(FE_ALL_EXCEPT));
+    check(fegetround() == FE_UPWARD, "%s: rounding mode not restored", test_kernels[k].instructions);
+    fesetround(FE_TONEAREST);
+    check(memcmp(expected, p.out.data, p.out.size) == 0, "%s: bits depend on the caller's rounding mode",
+          test_kernels[k].instructions);
+  }
+  free(expected);
+  problem_free(&p);
+}
+
+void test_runtime(void) {
+  test_executors_and_memory();
+  test_float_state();
+  check_group("scratch memory is wiped");
+  check(freed == allocated && freed > 0, "%d of %d freed", freed, allocated);
+  check(dirty == 0, "%d of %d freed with secrets in them", dirty, freed);
+}
