@@ -1,0 +1,4 @@
+"""Security gates: programs that try to show that a kernel's behaviour depends on its data, and prove that they could.
+
+``python -m dhp_safe_fa.gates sass`` analyses machine code (docs/gates-sass.md). Nothing here needs torch or a GPU.
+"""

@@ -1,0 +1,195 @@
+"""Planted leaks: small kernels that prove, in every run, that the gate can fail.
+
+Each source in tests/controls/ holds two kernels. `leak` has one planted leak, which the gate has to find *by the kind
+that the first line declares*; `clean` does the same work without it and has to pass. The first line reads
+
+    // control: expects sass=KIND [build=unbranch]
+
+KIND is a kind of finding, `literal` (only the count of predicated transfers sees it), or `blind` (another gate's case:
+here there must be no finding). build=unbranch sends the code through the branch-removal step of the shipped kernels.
+
+Machine code comes from nvcc, all sources in one cubin per way of building (starting nvdisasm is what takes time),
+where the kernels are called NAME_leak and NAME_clean. It is kept under build/controls/ until anything that goes into it
+changes; a package without sources takes what `build_controls` left in planted/ beside this file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import json
+import os
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from . import tools
+from .policy import Policy
+from .sass import PASS, Cubin, KernelReport, audit
+
+_ROOT = Path(__file__).resolve().parents[2]
+SOURCES = _ROOT / "tests" / "controls"
+UNBRANCH = _ROOT / "csrc" / "kernels" / "unbranch.py"
+CACHE = _ROOT / "build" / "controls"
+PACKAGED = Path(__file__).resolve().parent / "planted"
+MANIFEST = "manifest.json"
+LITERAL, BLIND = "literal", "blind"
+TWINS = ("leak", "clean")
+_FLAGS = ["-std=c++17", "-O3", "-lineinfo"]
+_ARCHITECTURE = "90a"
+_HEADER = re.compile(r"// control: expects sass=(?P<expects>[\w-]+)(?: build=(?P<build>unbranch))?")
+
+
+@dataclass(frozen=True)
+class Controls:
+    """All controls: name to what it expects, and the cubins that hold their kernels."""
+
+    expects: dict[str, str]
+    cubins: list[bytes]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What the gate said of one control; problem is empty if that was right."""
+
+    name: str
+    expects: str
+    problem: str
+
+
+class ControlError(Exception):
+    """A control's source does not say what it expects, or cannot be built."""
+
+
+def _header(source: Path) -> tuple[str, str]:
+    match = _HEADER.fullmatch(source.read_text().split("\n", 1)[0])
+    if not match:
+        raise ControlError(f"{source}: the first line does not read '// control: expects sass=KIND [build=unbranch]'")
+    return match["expects"], match["build"] or ""
+
+
+def find_nvcc() -> Path | None:
+    """nvcc of CUDA_HOME, PATH or /usr/local/cuda."""
+    home = os.environ.get("CUDA_HOME")
+    if home:
+        candidate = Path(home) / "bin" / "nvcc"
+        return candidate if candidate.is_file() else None
+    try:
+        return tools.find("nvcc").resolve()
+    except tools.NotRun:
+        return None
+
+
+def _unbranch(ptx: str) -> str:
+    """The branch-removal step of the shipped kernels, from its one place."""
+    spec = importlib.util.spec_from_file_location("unbranch", UNBRANCH)
+    if spec is None or spec.loader is None or not UNBRANCH.exists():
+        raise ControlError(f"{UNBRANCH} is missing")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    text: str = module.unbranch(ptx)[0]
+    return text
+
+
+def _combine(sources: list[Path]) -> str:
+    """One source that includes them all, their kernels renamed."""
+    lines = []
+    for source in sources:
+        lines += [f"#define {twin} {source.stem}_{twin}" for twin in TWINS]
+        lines += [f'#include "{source.name}"', *(f"#undef {twin}" for twin in TWINS)]
+    return "\n".join(lines) + "\n"
+
+
+def _compile(sources: list[Path], build: str, nvcc: Path, out: Path) -> None:
+    combined = out.with_suffix(".cu")
+    combined.write_text(_combine(sources))
+    command: list[str | Path] = [nvcc, *_FLAGS, f"-I{sources[0].parent}", combined]
+    if not build:
+        tools.run([*command, f"-arch=sm_{_ARCHITECTURE}", "-cubin", "-o", out])
+        return
+    ptx = out.with_suffix(".ptx")
+    target = f"-gencode=arch=compute_{_ARCHITECTURE},code=compute_{_ARCHITECTURE}"
+    tools.run([*command, target, "-ptx", "-o", ptx])
+    ptx.write_text(_unbranch(ptx.read_text()))
+    tools.run([nvcc.parent / "ptxas", f"-arch=sm_{_ARCHITECTURE}", "-O3", "-o", out, ptx])
+
+
+def _digest(sources: list[Path]) -> str:
+    parts = [source.name.encode() + source.read_bytes() for source in sources]
+    parts += [UNBRANCH.read_bytes() if UNBRANCH.exists() else b"", repr((_FLAGS, _ARCHITECTURE)).encode()]
+    return hashlib.sha256(b"\0".join(parts)).hexdigest()
+
+
+def build_controls(out_dir: Path, progress: Callable[[str], None] = lambda _: None) -> list[str]:
+    """Compile the controls into out_dir: one cubin per way of building, and manifest.json. What is there already is
+    kept if neither the sources nor the compiler have changed (without nvcc: if the sources have not). Returns the
+    names. ControlError or NotRun say why not."""
+    sources = sorted(SOURCES.glob("*.cu"))
+    if not sources:
+        raise ControlError(f"{SOURCES} holds no control")
+    headers = {source: _header(source) for source in sources}
+    names = [source.stem for source in sources]
+    nvcc = find_nvcc()
+    manifest = out_dir / MANIFEST
+    old = json.loads(manifest.read_text()) if manifest.exists() else {"cubins": []}
+    new = {"sources": _digest(sources), "compiler": tools.nvcc_version(nvcc) if nvcc else old.get("compiler")}
+    if all(old.get(key) == value for key, value in new.items()) and all((out_dir / c).exists() for c in old["cubins"]):
+        return names
+    if nvcc is None:
+        raise tools.NotRun("nvcc was not found (CUDA_HOME, then PATH), so the controls cannot be built")
+    progress(f"compiling {len(sources)} controls")
+    out_dir.mkdir(parents=True, exist_ok=True)
+    manifest.unlink(missing_ok=True)
+    cubins = []
+    for build in sorted({build for _, build in headers.values()}):
+        cubins.append(f"{build or 'plain'}.cubin")
+        _compile([s for s in sources if headers[s][1] == build], build, nvcc, out_dir / cubins[-1])
+    expects = {source.stem: headers[source][0] for source in sources}
+    manifest.write_text(json.dumps({**new, "cubins": cubins, "expects": expects}, indent=1) + "\n")
+    return names
+
+
+def load_controls(progress: Callable[[str], None] = lambda _: None) -> Controls:
+    """All controls: built from the checkout's sources if there are any, else those that were packaged. NotRun or
+    ControlError if there are none."""
+    folder = PACKAGED
+    if SOURCES.is_dir():
+        folder = CACHE
+        build_controls(folder, progress)
+    manifest = folder / MANIFEST
+    if not manifest.exists():
+        raise tools.NotRun(f"no controls: neither sources in {SOURCES} nor a packaged {manifest}")
+    content = json.loads(manifest.read_text())
+    return Controls(content["expects"], [(folder / name).read_bytes() for name in content["cubins"]])
+
+
+def judge(expects: str, leak: KernelReport | None, clean: KernelReport | None) -> str:
+    """What is wrong with the gate's view of a control; empty if nothing is."""
+    if leak is None or clean is None:
+        return "does not hold the kernels leak and clean"
+    found = {str(finding["kind"]) for finding in leak.secret_findings}
+    if clean.verdict != PASS:
+        kinds = {str(finding["kind"]) for finding in clean.secret_findings}
+        why = [*sorted(kinds), *clean.unknown_opcodes] or [f"{clean.predicated_branches} predicated transfers"]
+        return f"clean twin failed: {', '.join(why)}"
+    if leak.unknown_opcodes:
+        return f"unknown opcodes: {', '.join(leak.unknown_opcodes)}"
+    if expects == BLIND:
+        return f"found {', '.join(sorted(found))} where nothing was expected" if leak.verdict != PASS else ""
+    if expects == LITERAL:
+        return "" if leak.predicated_branches and not found else "not caught by the literal count alone"
+    if expects not in found:
+        return f"planted {expects} was not found (found: {', '.join(sorted(found)) or 'nothing'})"
+    return ""
+
+
+def run_controls(controls: Controls) -> list[Outcome]:
+    """Put every control through the gate, with an empty policy."""
+    reports: dict[str, KernelReport] = {}
+    for cubin in controls.cubins:
+        reports.update((report.kernel, report) for report in audit(Cubin("", cubin), Policy()))
+    return [
+        Outcome(name, expects, judge(expects, *(reports.get(f"{name}_{twin}") for twin in TWINS)))
+        for name, expects in controls.expects.items()
+    ]

@@ -1,0 +1,240 @@
+"""The command line: verdicts, exit codes, JSON, and that whatever is missing is a reason, never a pass."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dhp_safe_fa.gates import cli, controls, targets, tools
+from dhp_safe_fa.gates.policy import PolicyError, load
+
+KEYS = ["kernel", "cubin_sha256", "instructions", "registers", "spill_bytes", "predicated_branches",
+        "indirect_branches", "secret_findings", "unknown_opcodes", "verdict"]  # fmt: skip
+
+
+COMPILED: dict[tuple[str, ...], bytes] = {}
+
+
+def compile_cubin(folder: Path, text: str, *flags: str) -> Path:
+    """A cubin of these kernels (or what the flags ask for), each text compiled once."""
+    nvcc = controls.find_nvcc()
+    if nvcc is None:
+        pytest.skip("nvcc was not found")
+    out = folder / "out"
+    if (text, *flags) not in COMPILED:
+        (folder / "kernels.cu").write_text(text)
+        tools.run([nvcc, "-arch=sm_90a", *(flags or ("-cubin",)), "-o", out, folder / "kernels.cu"])
+        COMPILED[(text, *flags)] = out.read_bytes()
+    out.write_bytes(COMPILED[(text, *flags)])
+    return out
+
+
+CLEAN = 'extern "C" __global__ void copy(const float *x, float *y) { y[threadIdx.x] = x[threadIdx.x]; }\n'
+LEAKY = 'extern "C" __global__ void gather(const int *x, int *y) { y[threadIdx.x] = x[x[threadIdx.x]]; }\n'
+LOOP = """extern "C" __global__ void sum(const float *x, float *y, int n) {
+  float s = 0.f;
+#pragma unroll 1
+  for (int i = 0; i < n; i++) s += x[i];
+  y[threadIdx.x] = s;
+}
+"""
+
+
+@pytest.fixture(autouse=True)
+def controls_ran(
+    planted: controls.Controls, outcomes: dict[str, controls.Outcome], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The planted controls are judged once for all tests here, other ones whenever they are asked for."""
+    judge = controls.run_controls
+    known = list(outcomes.values())
+    monkeypatch.setattr(controls, "run_controls", lambda given: known if given == planted else judge(given))
+
+
+def gate(*arguments: str | Path, json_file: Path | None = None) -> tuple[int, list[dict[str, Any]]]:
+    extra = ["--json", str(json_file)] if json_file else []
+    code = cli.main(["sass", *map(str, arguments), *extra])
+    return code, json.loads(json_file.read_text()) if json_file else []
+
+
+def test_clean_cubin_passes(tmp_path: Path) -> None:
+    code, (report,) = gate("--cubin", compile_cubin(tmp_path, CLEAN), json_file=tmp_path / "o.json")
+    assert (code, report["verdict"], report["kernel"]) == (0, "PASS", "copy")
+    assert list(report) == KEYS
+    assert 0 < report["registers"] <= 255 and report["spill_bytes"] == 0
+
+
+def test_leaky_cubin_fails(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, (report,) = gate("--cubin", compile_cubin(tmp_path, LEAKY), json_file=tmp_path / "o.json")
+    assert (code, report["verdict"]) == (1, "FAIL")
+    assert {f["kind"] for f in report["secret_findings"]} == {"address"}
+    assert "gather: address at" in capsys.readouterr().out
+
+
+def test_public_loop_fails_the_literal_part_only(tmp_path: Path) -> None:
+    code, (report,) = gate("--cubin", compile_cubin(tmp_path, LOOP), json_file=tmp_path / "o.json")
+    assert (code, report["secret_findings"]) == (1, [])
+    assert report["predicated_branches"] > 0
+
+
+def test_one_leak_among_several_kernels(tmp_path: Path) -> None:
+    code, reports = gate("--cubin", compile_cubin(tmp_path, CLEAN + LEAKY), json_file=tmp_path / "o.json")
+    assert code == 1
+    assert {r["kernel"]: r["verdict"] for r in reports} == {"copy": "PASS", "gather": "FAIL"}
+
+
+def test_json_on_standard_output(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["sass", "--cubin", str(compile_cubin(tmp_path, CLEAN)), "--json", "-"]) == 0
+    assert [r["kernel"] for r in json.loads(capsys.readouterr().out)] == ["copy"]
+
+
+def test_library(tmp_path: Path) -> None:
+    flags = ("-cudart", "none", "-shared", "-Xcompiler", "-fPIC")
+    try:
+        library = compile_cubin(tmp_path, LEAKY, *flags)
+        tools.find("cuobjdump")
+    except tools.NotRun as error:
+        pytest.skip(str(error))
+    code, (report,) = gate("--library", library, json_file=tmp_path / "o.json")
+    assert (code, report["kernel"]) == (1, "gather")
+
+
+def test_policy_accepts_with_a_reason(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rule = {"effect": "accepted", "kernel": "gather", "instruction": "LDG*", "reason": "the table is public"}
+    unused = {**rule, "kernel": "nothing"}
+    policy = tmp_path / "policy.json"
+    policy.write_text(json.dumps({"declassifications": [rule, unused]}))
+    assert gate("--cubin", compile_cubin(tmp_path, LEAKY), "--policy", policy)[0] == 0
+    said = capsys.readouterr().out
+    assert "policy: used: accepted gather" in said and "policy: unused: accepted nothing" in said
+
+
+def test_policy_makes_a_load_public(tmp_path: Path) -> None:
+    rule = {"effect": "public-result", "kernel": "gather", "instruction": "LDG*", "reason": "the table is public"}
+    policy = tmp_path / "policy.json"
+    policy.write_text(json.dumps({"declassifications": [rule]}))
+    assert gate("--cubin", compile_cubin(tmp_path, LEAKY), "--policy", policy)[0] == 0
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{",
+        "[]",
+        '{"declassifications": [{}]}',
+        '{"declassifications": [{"effect": "accepted", "kernel": "*", "instruction": "*", "reason": ""}]}',
+        '{"declassifications": [{"effect": "x", "kernel": "*", "instruction": "*", "reason": "a long enough one"}]}',
+    ],
+)
+def test_bad_policy(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "policy.json"
+    path.write_text(text)
+    with pytest.raises(PolicyError):
+        load(path)
+    assert gate("--policy", path)[0] == 2
+
+
+def test_the_reviewed_policy_can_be_read() -> None:
+    load(cli.POLICY)
+
+
+# ---- not run, invalid ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("tool", ["nvdisasm", "cuobjdump"])
+def test_missing_tool(
+    tool: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = compile_cubin(tmp_path, CLEAN)
+    candidates = tools._candidates
+    monkeypatch.setattr(tools, "_candidates", lambda name: iter(()) if name == tool else candidates(name))
+    assert gate("--cubin" if tool == "nvdisasm" else "--library", file)[0] == 2
+    assert f"NOT RUN: {tool} was not found" in capsys.readouterr().err
+
+
+def test_missing_controls(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    file = compile_cubin(tmp_path, CLEAN)
+    monkeypatch.setattr(controls, "SOURCES", tmp_path / "none")
+    monkeypatch.setattr(controls, "PACKAGED", tmp_path / "none")
+    assert gate("--cubin", file)[0] == 2
+
+
+def test_wrong_control_makes_it_invalid(
+    planted: controls.Controls, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wrong = controls.Controls({**planted.expects, "clock_read": "branch"}, planted.cubins)
+    monkeypatch.setattr(controls, "load_controls", lambda _: wrong)
+    code, (report,) = gate("--cubin", compile_cubin(tmp_path, CLEAN), json_file=tmp_path / "o.json")
+    assert (code, report["verdict"]) == (2, "INVALID")
+    assert "control clock_read (expects branch)" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("content", [b"", b"not an ELF file at all", b"\x7fELF\x02" + bytes(200)])
+def test_no_cubin(content: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "x.cubin"
+    path.write_bytes(content)
+    assert gate("--cubin", path)[0] == 2
+    assert "NOT RUN" in capsys.readouterr().out
+
+
+def test_damaged_cubin(tmp_path: Path) -> None:
+    path = tmp_path / "x.cubin"
+    path.write_bytes(compile_cubin(tmp_path, CLEAN).read_bytes()[:600])
+    assert gate("--cubin", path)[0] == 2
+
+
+def test_a_bad_cubin_beside_a_leaky_one_fails(tmp_path: Path) -> None:
+    (tmp_path / "x.cubin").write_bytes(b"")
+    assert gate("--cubin", tmp_path / "x.cubin", compile_cubin(tmp_path, LEAKY))[0] == 1
+
+
+@pytest.mark.parametrize("option", [("--kernel", "nope"), ("--cubin", "nope"), ("--library", "nope"),
+                                    ("--peer", "sdpa-cudnn"), ("--peer", "fa3")])  # fmt: skip
+def test_nothing_to_look_at(option: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert gate(*option)[0] == 2
+    assert "NOT RUN" in capsys.readouterr().err
+
+
+def test_peer_is_found_where_it_is_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "torch" / "lib"
+    folder.mkdir(parents=True)
+    (folder / "libtorch_cuda.so").touch()
+    monkeypatch.setattr(targets, "_libraries", lambda pattern: iter(tmp_path.glob(pattern)))
+    asked: list[tuple[Path, str]] = []
+    monkeypatch.setattr(targets, "from_library", lambda path, part: asked.append((path, part)) or [])
+    targets.from_peer("sdpa-flash")
+    assert asked == [(folder / "libtorch_cuda.so", "flash_fwd")]
+
+
+@pytest.mark.parametrize("arguments", [[], ["frobnicate"], ["sass", "--kernel", "a", "--cubin", "b"]])
+def test_usage_errors(arguments: list[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        cli.main(arguments)
+    assert caught.value.code == 2
+
+
+def test_without_rich_it_is_not_run() -> None:
+    block = "import runpy, sys; sys.modules['rich'] = None; runpy.run_module('dhp_safe_fa.gates')"
+    done = subprocess.run([sys.executable, "-c", block, "sass"], capture_output=True, text=True)
+    assert done.returncode == 2 and "NOT RUN" in done.stderr
+
+
+# ---- the shipped kernels ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.gates
+def test_shipped_kernels_pass(tmp_path: Path) -> None:
+    try:
+        shipped = targets.shipped()
+    except tools.NotRun as error:
+        pytest.skip(str(error))
+    code, reports = gate(json_file=tmp_path / "o.json")
+    assert [r["kernel"] for r in reports] == [cubin.name for cubin in shipped]
+    assert code == 0
+    for report in reports:
+        found = (report["predicated_branches"], report["secret_findings"], report["unknown_opcodes"])
+        assert found == (0, [], []), report["kernel"]
