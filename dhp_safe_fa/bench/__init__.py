@@ -1,0 +1,14 @@
+"""Speed of the operator beside its peers: ``python -m dhp_safe_fa.bench`` (options: ``--help``).
+
+Read in this order: cases (what), peers (against whom), reference (is it right), timing (how long), measurement (one
+case, everybody in turn), results (what is kept), tables and plot (what is shown), __main__ (the command).
+
+``measure(case, candidates)`` is the part for other tools.
+"""
+
+from dhp_safe_fa.bench.cases import Case
+from dhp_safe_fa.bench.measurement import Settings, WrongResult, measure
+from dhp_safe_fa.bench.peers import Candidate, candidates
+from dhp_safe_fa.bench.results import Result
+
+__all__ = ["Candidate", "Case", "Result", "Settings", "WrongResult", "candidates", "measure"]

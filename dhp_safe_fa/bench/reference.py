@@ -1,0 +1,92 @@
+"""Is an output right: float64 attention on a sample of rows, and the limits that an output has to keep."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from dhp_safe_fa.bench.cases import Case
+
+# Rows that are checked: all of a small output, else this many spread over all heads, never fewer than MIN_ROWS a head.
+SAMPLED_ROWS = 16384
+MIN_ROWS = 64
+
+# float64 scores held at a time: 0.5 GB.
+CHUNK_SCORES = 2**26
+
+# What the project promises for normal inputs: ‖out − ref‖ / ‖ref‖ against float64.
+RELATIVE_ERROR = {"float32": 1e-6, "float16": 3.5e-4, "bfloat16": 3e-3}
+
+# Of fewer elements the error is a draw of the rounding rather than its mean, and may be twice as large.
+ELEMENTS_FOR_NORM = 4096
+
+# One row may be this much worse than the whole; a wrong tile makes it a thousand times worse.
+ROW_FACTOR = 8
+
+# A peer is only compared if it computes the same thing; it may round more often than we do.
+PEER_FACTOR = 10
+
+# Largest difference to SDPA at the start shapes. A causal output's first rows are single values of v, up to 5: there
+# two units in the last place are more than that, and allowed.
+SDPA_DIFFERENCE = {"float32": 1e-5, "float16": 2e-3, "bfloat16": 1.6e-2}
+
+
+class Sample(NamedTuple):
+    """Rows of the true output; heads counts batch and head together."""
+
+    rows: Tensor  # [heads, R], int64: which rows
+    out: Tensor  # [heads, R, D], float64
+
+    def errors(self, out: Tensor) -> tuple[float, float]:
+        """(‖out − ref‖ / ‖ref‖ over the sample, the same of its worst row) of out [B, H, S, D]."""
+        heads, _, d = self.out.shape
+        picked = out.reshape(heads, -1, d).gather(1, self.rows[..., None].expand_as(self.out)).double()
+        difference = picked - self.out
+        rows = difference.norm(dim=-1) / self.out.norm(dim=-1)
+        return float(difference.norm() / self.out.norm()), float(rows.max())
+
+
+def sample(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, generator: torch.Generator) -> Sample:
+    """softmax(q kᵀ / √D) v in float64 on q's device: in every head one random row of every stretch of S / R rows."""
+    b, h, s, d = q.shape
+    heads = b * h
+    count = min(s, max(MIN_ROWS, SAMPLED_ROWS // heads))
+    stretch = torch.arange(count, device=q.device) + torch.rand(
+        heads, count, generator=generator, dtype=torch.float64, device=q.device
+    )
+    rows = (stretch * s / count).long().clamp(max=s - 1)
+    queries, keys, values = (t.reshape(heads, s, d) for t in (q, k, v))
+    out = torch.empty(heads, count, d, dtype=torch.float64, device=q.device)
+    step = max(1, CHUNK_SCORES // (count * s))
+    for chunk in (slice(first, first + step) for first in range(0, heads, step)):
+        picked = queries[chunk].gather(1, rows[chunk, :, None].expand(-1, -1, d)).double()
+        scores = picked @ keys[chunk].double().mT * d**-0.5
+        if is_causal:
+            hidden = torch.arange(s, device=q.device) > rows[chunk, :, None]
+            scores.masked_fill_(hidden, -torch.inf)
+        out[chunk] = torch.softmax(scores, dim=-1) @ values[chunk].double()
+    return Sample(rows, out)
+
+
+def sdpa_difference(out: Tensor, expected: Tensor) -> tuple[float, float]:
+    """(largest absolute difference over the whole output, the limit for it)."""
+    largest = float(expected.abs().max())
+    limit = max(SDPA_DIFFERENCE[str(out.dtype).removeprefix("torch.")], 2 * torch.finfo(out.dtype).eps * largest)
+    return float((out.float() - expected.float()).abs().max()), limit
+
+
+def verdict(case: Case, out: Tensor, true: Sample, expected: Tensor) -> tuple[float, float, str | None]:
+    """(relative error, largest difference to SDPA's output, what is wrong or None). NaN is wrong."""
+    relative, worst_row = true.errors(out)
+    difference, allowed = sdpa_difference(out, expected)
+    limit = RELATIVE_ERROR[case.dtype] * (1 if true.out.numel() >= ELEMENTS_FOR_NORM else 2)
+    wrong = None
+    if not relative <= limit:
+        wrong = f"relative error {relative:.2e} against float64, allowed {limit:.1e}"
+    elif not worst_row <= ROW_FACTOR * limit:
+        wrong = f"relative error {worst_row:.2e} of one row against float64, allowed {ROW_FACTOR * limit:.1e}"
+    elif not difference <= allowed:
+        wrong = f"differs from SDPA by {difference:.2e}, allowed {allowed:.1e}"
+    return relative, difference, wrong
