@@ -1,0 +1,129 @@
+"""Attention in float64, written for the eye, and how far the operator may be from it."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+# Unit roundoff: the largest relative error of one rounding to nearest.
+FLOAT32_ROUNDOFF = 2.0**-24
+ROUNDOFF = {torch.float32: FLOAT32_ROUNDOFF, torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}
+
+# Half of the smallest subnormal: the absolute error of a rounding that underflows.
+UNDERFLOW = {torch.float32: 2.0**-150, torch.float16: 2.0**-25, torch.bfloat16: 2.0**-134}
+
+# Promised for standard normal inputs: ||out - ref|| / ||ref|| against float64.
+RELATIVE_ERROR = {torch.float32: 1e-6, torch.float16: 3.5e-4, torch.bfloat16: 3e-3}
+
+# Below this many elements the norm of the error is one draw of the rounding, not its mean.
+ELEMENTS_FOR_NORM = 4096
+
+# Rows that the reference computes together.
+BLOCK = 64
+
+
+class Reference(NamedTuple):
+    """float64 results and, per element or row, the magnitudes that rounding errors scale with."""
+
+    out: Tensor  # [B, Hq, Sq, D]
+    lse: Tensor  # [B, Hq, Sq]
+    magnitude: Tensor  # [B, Hq, Sq, D]: sum_j p_j |v_j|
+    tail: Tensor  # [B, Hq, Sq, D]: sum_j |v_j| / sum_j exp(s_j - max s), what underflowing p_j scale with
+    score_magnitude: Tensor  # [B, Hq, Sq]: scale * sum_d |q_d| max_j |k_jd|, no score's terms add up to more
+    keys: int  # Sk
+
+
+def visible_keys(row: int, sk: int, is_causal: bool, causal_offset: int) -> int:
+    """Number of keys that query `row` may see; they are always the first ones."""
+    return min(max(row + causal_offset + 1, 0), sk) if is_causal else sk
+
+
+def reference(
+    q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False, scale: float | None = None, causal_offset: int = 0
+) -> Reference:
+    """softmax(scale * q k^T) v over the visible keys alone, and its log-sum-exp, in float64 on q's device.
+
+    A row without a key: out 0, lse -inf. NaN and Inf take the course of IEEE arithmetic, so a row whose scores are all
+    -inf is NaN with lse -inf, and a score of +inf gives NaN with lse +inf.
+    """
+    (_, hq, sq, d), sk = q.shape, k.shape[2]
+    scale = 1.0 / math.sqrt(d) if scale is None else scale
+    group = hq // k.shape[1]
+    q = q.double()
+    k, v = (t.double().repeat_interleave(group, dim=1) for t in (k, v))
+    result = Reference(
+        out=torch.zeros_like(q),
+        lse=torch.full_like(q[..., 0], -math.inf),
+        magnitude=torch.zeros_like(q),
+        tail=torch.zeros_like(q),
+        score_magnitude=torch.zeros_like(q[..., 0]),
+        keys=sk,
+    )
+    if sk == 0 or q.numel() == 0:
+        return result
+
+    v_abs = v.abs()
+    v_abs_sums = v_abs.cumsum(dim=2)
+    q_abs, k_abs = (t.abs().masked_fill(~t.isfinite(), 0.0) for t in (q, k))
+    result.score_magnitude.copy_(scale * (q_abs * k_abs.amax(dim=2, keepdim=True)).sum(dim=-1))
+    # 0 * NaN is NaN: beside non-finite values each row gets exactly its own keys instead of zero weights.
+    block = BLOCK if bool(v.isfinite().all()) else 1
+    for first in range(0, sq, block):
+        rows = slice(first, min(first + block, sq))
+        counts = torch.tensor([visible_keys(i, sk, is_causal, causal_offset) for i in range(rows.start, rows.stop)])
+        seen = int(counts.max())
+        if seen == 0:
+            continue
+        counts = counts.to(q.device)[:, None]
+        hidden = torch.arange(seen, device=q.device) >= counts
+        scores = scale * (q[:, :, rows] @ k[:, :, :seen].mT)
+        top = scores.masked_fill_(hidden, -math.inf).amax(dim=-1, keepdim=True)
+        p = scores.sub_(top).exp_()
+        total = p.sum(dim=-1, keepdim=True)
+        # An infinite maximum is the log-sum-exp; subtracting it from itself has made NaN of the sum.
+        lse = torch.where(top.isinf(), top, top + total.log())
+        # A row without a key has NaN weights here; it keeps its zeros.
+        keyless = counts == 0
+        result.out[:, :, rows] = (p @ v[:, :, :seen] / total).masked_fill_(keyless, 0.0)
+        result.lse[:, :, rows] = lse[..., 0]
+        result.magnitude[:, :, rows] = (p @ v_abs[:, :, :seen] / total).masked_fill_(keyless, 0.0)
+        result.tail[:, :, rows] = (v_abs_sums[:, :, counts[:, 0] - 1] / total).masked_fill_(keyless, 0.0)
+    return result
+
+
+def assert_matches(out: Tensor, lse: Tensor, ref: Reference) -> None:
+    """Every element of out and lse is within the rounding error that its own inputs allow; NaN and Inf are in place.
+
+    out: one rounding of the result and two of the probabilities (numerator, sum) to the input dtype; exponentials,
+    sums and scores in float32, with room for hardware approximations of 2^-22.
+    """
+    u = ROUNDOFF[out.dtype]
+    # Error of one float32 score: a random walk over d products and four roundings of the scaled score.
+    delta = FLOAT32_ROUNDOFF * (4 + 2 * math.sqrt(out.shape[3])) * ref.score_magnitude
+    relative = 2 * u + 2 * torch.expm1(delta)[..., None] + FLOAT32_ROUNDOFF * (32 + 2 * math.sqrt(ref.keys))
+    underflow = UNDERFLOW[out.dtype] * (1 + ref.tail)
+    _assert_within("out", out, ref.out, u * ref.out.abs() + relative * ref.magnitude + underflow)
+    _assert_within("lse", lse, ref.lse, 2e-5 * ref.lse.abs().clamp(min=1.0) + delta)
+
+
+def _assert_within(name: str, got: Tensor, want: Tensor, bound: Tensor) -> None:
+    finite = want.isfinite()
+    wide = got.double()
+    same = torch.where(finite, (wide - want).abs() <= bound, (wide == want) | (wide.isnan() & want.isnan()))
+    if not bool(same.all()):
+        where = tuple(int(i) for i in (~same).nonzero()[0])
+        raise AssertionError(
+            f"{name}: {int((~same).sum())} of {same.numel()} elements are wrong; the first at {where}: "
+            f"got {float(wide[where])!r}, want {float(want[where])!r} within {float(bound[where]):.3g}"
+        )
+
+
+def assert_accurate(out: Tensor, lse: Tensor, ref: Reference) -> None:
+    """assert_matches, and the promised relative error of the whole tensor. For standard normal q, k, v."""
+    assert_matches(out, lse, ref)
+    assert out.numel() >= ELEMENTS_FOR_NORM, "too few elements for the norm of the error to mean anything"
+    error = float((out.double() - ref.out).norm() / ref.out.norm())
+    assert error <= RELATIVE_ERROR[out.dtype], f"relative error {error:.3g} against float64"

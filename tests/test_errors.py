@@ -1,0 +1,228 @@
+"""Bad input: an error that names the argument, what was given and what is supported; on real and on meta tensors."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from harness import CPU_MAX_HEAD_DIM, HOPPER_MISSING, Target, max_head_dim, needs_hopper, qkv
+from torch import Tensor
+
+import dhp_safe_fa
+
+CALLS: list[Callable[..., Any]] = [dhp_safe_fa.attention, dhp_safe_fa.attention_lse]
+Shapes = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
+
+
+def refuse(q: Tensor, k: Tensor, v: Tensor, *words: str, **arguments: Any) -> None:
+    """Both operators raise, and the message has every word (a regular expression) in any order."""
+    for call in CALLS:
+        with pytest.raises((RuntimeError, ValueError)) as caught:
+            call(q, k, v, **arguments)
+        message = str(caught.value)
+        for word in words:
+            assert re.search(word, message), f"{word!r} is not in: {message}"
+
+
+def zeros(shapes: Shapes, device: str, dtype: torch.dtype = torch.float16) -> list[Tensor]:
+    return [torch.zeros(shape, dtype=dtype, device=device) for shape in shapes]
+
+
+@pytest.fixture(params=["real", "meta"])
+def place(request: pytest.FixtureRequest, device: str) -> str:
+    """The device, and the meta device: a compiled graph is refused when it is traced, not when it runs."""
+    return device if request.param == "real" else "meta"
+
+
+# ---- shapes ---------------------------------------------------------------------------------------------------------
+
+Q = (2, 4, 6, 64)
+K = (2, 2, 5, 64)
+
+BAD_SHAPES: dict[str, tuple[Shapes, list[str]]] = {
+    "q_rank_3": ((Q[1:], K, K), [r"\bq\b", "rank|dim", r"\b3\b", r"\b4\b"]),
+    "k_rank_3": ((Q, K[1:], K), [r"\bk\b", "rank|dim", r"\b3\b", r"\b4\b"]),
+    "v_rank_5": ((Q, K, (1, *K)), [r"\bv\b", "rank|dim", r"\b5\b", r"\b4\b"]),
+    "q_rank_0": (((), K, K), [r"\bq\b", "rank|dim", r"\b0\b", r"\b4\b"]),
+    "head_count_not_a_multiple": (((2, 5, 6, 64), K, K), ["head", r"\b5\b", r"\b2\b", "multiple|divi"]),
+    "more_key_heads_than_query_heads": (((2, 1, 6, 64), K, K), ["head", r"\b1\b", r"\b2\b", "multiple|divi"]),
+    "no_key_head": ((Q, (2, 0, 5, 64), (2, 0, 5, 64)), [r"\bk\b", "head", r"\b0\b"]),
+    "no_key_head_no_query_head": (((2, 0, 6, 64), (2, 0, 5, 64), (2, 0, 5, 64)), [r"\bk\b", "head", r"\b0\b"]),
+    "v_length": ((Q, K, (2, 2, 7, 64)), [r"\bv\b", r"\b7\b", r"\b5\b"]),
+    "v_heads": ((Q, K, (2, 4, 5, 64)), [r"\bv\b", r"\b4\b", r"\b2\b"]),
+    "v_head_dim": ((Q, K, (2, 2, 5, 32)), [r"\bv\b", r"\b32\b", r"\b64\b"]),
+    "v_batch": ((Q, K, (1, 2, 5, 64)), [r"\bv\b", r"\b1\b", r"\b2\b"]),
+    "k_batch": ((Q, (3, 2, 5, 64), (3, 2, 5, 64)), [r"\bk\b", "batch", r"\b3\b", r"\b2\b"]),
+    "k_batch_does_not_broadcast": ((Q, (1, 2, 5, 64), (1, 2, 5, 64)), [r"\bk\b", "batch", r"\b1\b", r"\b2\b"]),
+    "k_head_dim": ((Q, (2, 2, 5, 32), (2, 2, 5, 32)), [r"\bk\b", "head_dim", r"\b32\b", r"\b64\b"]),
+    "head_dim_0": (
+        ((2, 4, 6, 0), (2, 2, 5, 0), (2, 2, 5, 0)),
+        ["head_dim", r"\b0\b", "supported|at least|must|expected"],
+    ),
+}
+
+
+@pytest.mark.parametrize(("shapes", "words"), BAD_SHAPES.values(), ids=BAD_SHAPES.keys())
+def test_shapes(place: str, shapes: Shapes, words: list[str]) -> None:
+    refuse(*zeros(shapes, place), *words)
+
+
+@pytest.mark.parametrize("empty", [(0, 4, 6), (2, 4, 0)], ids=["no_batch", "no_query"])
+def test_an_empty_result_excuses_nothing(device: str, empty: tuple[int, int, int]) -> None:
+    b, h, s = empty
+    refuse(*zeros(((b, h, s, 64), (b, 3, 5, 64), (b, 3, 5, 64)), device), "head", "multiple|divi")
+    refuse(*zeros(((b, h, s, 64), (b, 2, 5, 64), (b, 2, 9, 64)), device), r"\bv\b")
+
+
+def test_head_dim_too_large(device: str) -> None:
+    largest = max_head_dim(device)
+    d = largest + 8
+    shapes = ((2, 4, 6, d), (2, 2, 5, d), (2, 2, 5, d))
+    refuse(*zeros(shapes, device), "head_dim", rf"\b{d}\b", rf"\b{largest}\b")
+
+
+def test_largest_cpu_head_dim_is_256() -> None:
+    shapes = ((1, 1, 2, 257), (1, 1, 2, 257), (1, 1, 2, 257))
+    refuse(*zeros(shapes, "cpu", torch.float32), "head_dim", r"\b257\b", rf"\b{CPU_MAX_HEAD_DIM}\b")
+
+
+@needs_hopper
+@pytest.mark.parametrize("d", [1, 4, 63, 65, 100])
+def test_cuda_head_dim_not_a_multiple_of_8(d: int) -> None:
+    shapes = ((2, 4, 6, d), (2, 2, 5, d), (2, 2, 5, d))
+    refuse(*zeros(shapes, "cuda"), "head_dim", rf"\b{d}\b", r"multiple of 8")
+
+
+@needs_hopper
+def test_cuda_grid_too_large() -> None:
+    """2^32 heads of one row; expanded, so that only the refusal comes before the memory runs out."""
+    q = torch.zeros(1, 1, 1, 64, dtype=torch.float16, device="cuda").expand(2**16, 2**16, 1, 64)
+    refuse(q, q, q, r"\bq\b", r"(?i)supported|at most|limit|grid|2\^31|21474836")
+
+
+@needs_hopper
+def test_cuda_too_many_keys() -> None:
+    """Tile coordinates have 32 bits."""
+    q = torch.zeros(1, 1, 1, 64, dtype=torch.float16, device="cuda")
+    k = q.expand(1, 1, 2**33, 64)
+    refuse(q, k, k, r"\bk\b", r"(?i)supported|at most|limit|2\^31|21474836")
+
+
+# ---- dtypes ---------------------------------------------------------------------------------------------------------
+
+SHAPES: Shapes = (Q, K, K)
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.int64, torch.int8, torch.bool, torch.float64, torch.complex64, torch.float8_e4m3fn], ids=str
+)
+def test_dtype(place: str, dtype: torch.dtype) -> None:
+    """The dtype that was given is named as torch's Python or its C++ calls it."""
+    cpp_names = {
+        torch.int64: "Long",
+        torch.int8: "Char",
+        torch.bool: "Bool",
+        torch.float64: "Double",
+        torch.complex64: "ComplexFloat",
+        torch.float8_e4m3fn: "Float8_e4m3fn",
+    }
+    name = str(dtype).removeprefix("torch.")
+    tensors = [torch.zeros(shape, device=place).to(dtype) for shape in SHAPES]
+    refuse(*tensors, r"\bq\b", "dtype", f"{name}|{cpp_names[dtype]}", "float16", "bfloat16", "float32")
+
+
+@pytest.mark.parametrize("odd_one", ["q", "k", "v"])
+def test_mixed_dtypes(place: str, odd_one: str) -> None:
+    tensors = dict(zip("qkv", zeros(SHAPES, place, torch.bfloat16), strict=True))
+    tensors[odd_one] = tensors[odd_one].half()
+    names = r"\bv\b" if odd_one == "v" else r"\bk\b"
+    refuse(*tensors.values(), names, "dtype", "float16|Half", "bfloat16|BFloat16")
+
+
+@pytest.mark.parametrize("odd_one", ["k", "v"])
+def test_one_unsupported_dtype(device: str, odd_one: str) -> None:
+    tensors = dict(zip("qkv", zeros(SHAPES, device), strict=True))
+    tensors[odd_one] = tensors[odd_one].double()
+    refuse(*tensors.values(), rf"\b{odd_one}\b", "dtype")
+
+
+@needs_hopper
+def test_float32_on_cuda() -> None:
+    refuse(*zeros(SHAPES, "cuda", torch.float32), "float32", "float16", "bfloat16")
+
+
+# ---- where tensors are ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("elsewhere", ["q", "k", "v"])
+def test_devices_differ(device: str, elsewhere: str) -> None:
+    """One tensor of a CPU call has no data; one tensor of a CUDA call is on the CPU."""
+    tensors = dict(zip("qkv", zeros(SHAPES, device), strict=True))
+    tensors[elsewhere] = tensors[elsewhere].to("meta" if device == "cpu" else "cpu")
+    refuse(*tensors.values(), "device")
+
+
+@pytest.mark.parametrize("sparse", ["q", "k", "v"])
+def test_sparse(device: str, sparse: str) -> None:
+    tensors = dict(zip("qkv", zeros(SHAPES, device), strict=True))
+    tensors[sparse] = tensors[sparse].to_sparse()
+    refuse(*tensors.values())
+
+
+@pytest.mark.skipif(
+    not torch.cuda.is_available() or HOPPER_MISSING is None, reason="there is no GPU that is not a Hopper GPU here"
+)
+def test_unsupported_gpu() -> None:
+    refuse(*zeros(SHAPES, "cuda"), "Hopper", "9.0", re.escape(torch.cuda.get_device_name()))
+
+
+# ---- scale ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("scale", [-1.0, -1e-30, math.nan, math.inf, -math.inf])
+def test_scale(place: str, scale: float) -> None:
+    given = {math.inf: "inf", -math.inf: "-inf"}.get(scale, "nan" if math.isnan(scale) else "-1")
+    refuse(*zeros(SHAPES, place), "scale", given, "finite", scale=scale)
+
+
+def test_scale_that_overflows_float32(device: str) -> None:
+    """Finite as the Python float it is, infinite as the float32 it becomes."""
+    refuse(*zeros(SHAPES, device), "scale", scale=1e300)
+
+
+def test_empty_result_still_checks_scale(device: str) -> None:
+    refuse(*zeros(((0, 4, 6, 64), (0, 2, 5, 64), (0, 2, 5, 64)), device), "scale", scale=-1.0)
+
+
+# ---- gradients ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("which", ["q", "k", "v"])
+def test_input_that_requires_grad(target: Target, rng: torch.Generator, which: str) -> None:
+    tensors = dict(zip("qkv", qkv(rng, target, 2, 4, 2, 6, 5, 64), strict=True))
+    tensors[which].requires_grad_()
+    refuse(*tensors.values(), "requires grad", "backward", r"no_grad|detach")
+    # Neither a leaf nor a view makes a difference.
+    tensors[which] = (tensors[which] * 2)[:, :, ::1]
+    refuse(*tensors.values(), "requires grad", "backward", r"no_grad|detach")
+
+
+# ---- Python ---------------------------------------------------------------------------------------------------------
+
+
+def test_options_are_keywords() -> None:
+    q, k, v = zeros(SHAPES, "cpu")
+    for call in CALLS:
+        with pytest.raises(TypeError):
+            call(q, k, v, True)
+
+
+def test_a_failed_call_leaves_the_next_one_right(target: Target, rng: torch.Generator) -> None:
+    q, k, v = qkv(rng, target, 2, 4, 2, 6, 5, 64)
+    before = dhp_safe_fa.attention(q, k, v)
+    refuse(q, k, v[:, :, :3], r"\bv\b")
+    assert torch.equal(before, dhp_safe_fa.attention(q, k, v))

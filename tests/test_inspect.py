@@ -1,0 +1,193 @@
+"""dhp_safe_fa._inspect: what this build ships and what it would launch, and that this is what runs."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from typing import Any
+
+import pytest
+import torch
+from harness import Target, attend, max_head_dim, needs_hopper, qkv
+from reference import ELEMENTS_FOR_NORM, assert_accurate, assert_matches, reference
+
+import dhp_safe_fa
+from dhp_safe_fa import _inspect
+
+KERNELS: list[dict[str, Any]] = _inspect.kernels()
+needs_kernels = pytest.mark.skipif(not KERNELS, reason="this build has no GPU kernels (no nvcc was found)")
+
+# A register file of 65,536 and, for one CTA, 227 KiB of shared memory: CUDA Programming Guide, compute capability 9.0.
+MAX_REGISTERS, REGISTER_FILE, MAX_SHARED_BYTES = 255, 65536, 227 * 1024
+
+
+def plan(q: tuple[int, ...], k: tuple[int, ...], dtype: str = "float16", **mask: Any) -> dict[str, Any]:
+    result: dict[str, Any] = _inspect.plan(q, k, dtype, **mask)
+    return result
+
+
+def test_version_is_one() -> None:
+    assert re.fullmatch(r"\d+\.\d+\.\d+\S*", dhp_safe_fa.__version__)
+    assert dhp_safe_fa.__version__ in [str(value) for value in _inspect.build_info().values()]
+
+
+# ---- kernels --------------------------------------------------------------------------------------------------------
+
+
+@needs_kernels
+def test_both_dtypes_and_head_dims_are_built() -> None:
+    built = {(kernel["dtype"], kernel["head_dim"]) for kernel in KERNELS}
+    assert {(dtype, d) for dtype in ("float16", "bfloat16") for d in (64, 128)} <= built
+
+
+@needs_kernels
+def test_names_and_hashes_are_unique() -> None:
+    assert len({kernel["name"] for kernel in KERNELS}) == len(KERNELS)
+    assert len({kernel["cubin_sha256"] for kernel in KERNELS}) == len(KERNELS)
+
+
+@pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: str(kernel["name"]))
+def test_kernel_fits_the_machine(kernel: dict[str, Any]) -> None:
+    assert kernel["spill_bytes"] == 0
+    assert 0 < kernel["registers"] <= MAX_REGISTERS
+    assert kernel["registers"] * kernel["threads"] <= REGISTER_FILE
+    assert 0 < kernel["shared_bytes"] <= MAX_SHARED_BYTES
+    assert kernel["threads"] % 128 == 0 and kernel["threads"] >= 128 * kernel["warpgroups"]
+
+
+@pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: str(kernel["name"]))
+def test_hash_is_that_of_the_machine_code(kernel: dict[str, Any]) -> None:
+    cubin = _inspect.cubin(kernel["name"])
+    assert cubin.startswith(b"\x7fELF")
+    assert hashlib.sha256(cubin).hexdigest() == kernel["cubin_sha256"]
+
+
+def test_unknown_kernel() -> None:
+    with pytest.raises(KeyError, match="no_such_kernel"):
+        _inspect.cubin("no_such_kernel")
+
+
+# ---- plans ----------------------------------------------------------------------------------------------------------
+
+
+@needs_kernels
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("d", [8, 16, 56, 64, 72, 120, 128])
+def test_plan_takes_the_smallest_kernel_that_fits(dtype: str, d: int) -> None:
+    by_name = {kernel["name"]: kernel for kernel in KERNELS}
+    chosen = by_name[plan((1, 8, 512, d), (1, 8, 512, d), dtype)["kernel"]]
+    assert chosen["dtype"] == dtype
+    assert chosen["head_dim"] == min(kernel["head_dim"] for kernel in KERNELS if kernel["head_dim"] >= d)
+
+
+@needs_kernels
+@pytest.mark.parametrize("sq", [1, 63, 64, 65, 127, 128, 129, 1000])
+def test_plan_covers_every_query_row_once(sq: int) -> None:
+    got = plan((3, 10, sq, 64), (3, 5, 77, 64))
+    kernel = next(kernel for kernel in KERNELS if kernel["name"] == got["kernel"])
+    assert got["q_tiles"] == -(-sq // kernel["tile_q"])
+    assert got["grid"] == 3 * 10 * got["q_tiles"]
+    assert got["threads"] == kernel["threads"] and got["shared_bytes"] == kernel["shared_bytes"]
+    assert got["heads_per_group"] >= 1
+
+
+@needs_kernels
+def test_key_walk_is_the_same_for_every_shape() -> None:
+    """Row invariance: the kernel, and so its key tile, may depend on head_dim and dtype alone."""
+    shapes = [((b, h, sq, 64), (b, h, sk, 64)) for b in (1, 9) for h in (1, 32) for sq in (1, 700) for sk in (1, 9000)]
+    plans = [
+        plan(q, k, is_causal=causal, causal_offset=offset)
+        for q, k in shapes
+        for causal, offset in ((False, 0), (True, 5))
+    ]
+    tiles = {kernel["name"]: kernel["tile_k"] for kernel in KERNELS}
+    assert len({tiles[p["kernel"]] for p in plans}) == 1
+
+
+@needs_kernels
+@pytest.mark.parametrize("q", [(0, 8, 5, 64), (2, 0, 5, 64), (2, 8, 0, 64)], ids=str)
+def test_nothing_to_launch(q: tuple[int, ...]) -> None:
+    assert _inspect.plan(q, (q[0], 4, 7, 64), "float16") is None
+
+
+@needs_kernels
+@pytest.mark.parametrize(
+    ("q", "k"),
+    [
+        ((2**16, 2**16, 1, 64), (2**16, 2**16, 1, 64)),
+        ((1, 1, 2**40, 64), (1, 1, 64, 64)),
+        ((1, 1, 1, 64), (1, 1, 2**40, 64)),
+        ((2**31, 1, 1, 64), (2**31, 1, 1, 64)),
+        ((1, 2**31, 1, 64), (1, 1, 1, 64)),
+        ((2**20, 2**20, 2**20, 64), (2**20, 2**20, 2**20, 64)),
+        ((2**62, 4, 4, 64), (2**62, 4, 4, 64)),
+    ],
+    ids=str,
+)
+def test_too_large_for_the_grid(q: tuple[int, ...], k: tuple[int, ...]) -> None:
+    with pytest.raises(
+        (ValueError, RuntimeError), match=r"\b[qk]\b.*(supported|at most|limit|large|grid|2\^31|21474836)"
+    ):
+        _inspect.plan(q, k, "float16")
+
+
+@needs_kernels
+def test_largest_supported_grid_is_planned() -> None:
+    """A long sequence that real models have: a million tokens of 128 heads."""
+    got = plan((1, 128, 2**20, 128), (1, 8, 2**20, 128), "bfloat16", is_causal=True)
+    assert got["grid"] == 128 * got["q_tiles"] and got["grid"] < 2**31
+
+
+@needs_kernels
+@pytest.mark.parametrize(
+    ("q", "k", "dtype", "words"),
+    [
+        ((1, 8, 64, 60), (1, 8, 64, 60), "float16", "head_dim.*60.*8"),
+        ((1, 8, 64, 0), (1, 8, 64, 0), "float16", "head_dim.*0"),
+        ((1, 8, 64, 4096), (1, 8, 64, 4096), "float16", "head_dim.*4096"),
+        ((1, 8, 64, 64), (1, 3, 64, 64), "float16", "(?s)(?=.*8)(?=.*3).*multiple"),
+        ((1, 8, 64, 64), (2, 8, 64, 64), "float16", "batch"),
+        ((1, 8, 64, 64), (1, 8, 64, 128), "float16", "head_dim"),
+        ((1, 8, 64, 64), (1, 0, 64, 64), "float16", r"\bk\b"),
+        ((1, 8, -1, 64), (1, 8, 64, 64), "float16", r"\bq\b"),
+        ((1, 8, 64, 64), (1, 8, 64, 64), "float32", "float32.*float16.*bfloat16"),
+        ((1, 8, 64, 64), (1, 8, 64, 64), "int8", "int8"),
+    ],
+)
+def test_plan_refuses(q: tuple[int, ...], k: tuple[int, ...], dtype: str, words: str) -> None:
+    with pytest.raises((ValueError, RuntimeError), match=words):
+        _inspect.plan(q, k, dtype)
+
+
+# ---- what is planned runs -------------------------------------------------------------------------------------------
+
+
+# (B, Hq, Hk, Sq, Sk) from one decoded token to many long rows: every kernel is the plan of one of them.
+CALLS = [(1, 2, 1, 1, 300), (1, 2, 2, 70, 300), (2, 4, 2, 300, 500), (4, 16, 4, 1000, 700), (8, 32, 8, 1500, 130)]
+
+
+def calls_of(kernel: dict[str, Any]) -> list[tuple[int, int, int, int, int]]:
+    d, dtype = kernel["head_dim"], kernel["dtype"]
+    planned = [plan((b, hq, sq, d), (b, hk, sk, d), dtype)["kernel"] for b, hq, hk, sq, sk in CALLS]
+    return [call for call, name in zip(CALLS, planned, strict=True) if name == kernel["name"]]
+
+
+@pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: str(kernel["name"]))
+def test_every_shipped_kernel_is_used(kernel: dict[str, Any]) -> None:
+    assert calls_of(kernel)
+
+
+@needs_hopper
+@pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: str(kernel["name"]))
+def test_every_shipped_kernel_is_right(kernel: dict[str, Any], rng: torch.Generator) -> None:
+    for b, hq, hk, sq, sk in calls_of(kernel):
+        q, k, v = qkv(rng, Target("cuda", getattr(torch, kernel["dtype"])), b, hq, hk, sq, sk, kernel["head_dim"])
+        for is_causal in (False, True):
+            out, lse = attend(q, k, v, is_causal, causal_offset=200)
+            check = assert_accurate if out.numel() >= ELEMENTS_FOR_NORM else assert_matches
+            check(out, lse, reference(q, k, v, is_causal, causal_offset=200))
+
+
+@needs_hopper
+def test_largest_head_dim_is_the_one_reported() -> None:
+    assert max_head_dim("cuda") == _inspect.build_info()["max_head_dim_cuda"]

@@ -1,0 +1,167 @@
+"""The bits of an output row depend on its query, the keys and values it sees, head_dim, dtype and scale alone."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from harness import Target, attend, normal, qkv, same_bits
+from torch import Tensor
+
+SQ, SK, D = 150, 200, 64
+OFFSET = SK - SQ
+ROWS = [0, 1, 16, 63, 64, 65, 127, 128, 149]
+
+Case = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
+
+
+@pytest.fixture
+def case(target: Target, rng: torch.Generator) -> Case:
+    """q, k, v and the out and lse of one causal call, to be found again by other means."""
+    q, k, v = qkv(rng, target, 2, 4, 2, SQ, SK, D)
+    return q, k, v, *attend(q, k, v, True, causal_offset=OFFSET)
+
+
+def other(rng: torch.Generator, like: Tensor) -> Tensor:
+    """Other values of the same shape, some of them large."""
+    return normal(rng, tuple(like.shape), Target(like.device.type, like.dtype)) * 8
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_row_alone(case: Case, row: int) -> None:
+    q, k, v, out, lse = case
+    one = slice(row, row + 1)
+    for keys in (SK, row + OFFSET + 1):
+        alone, alone_lse = attend(q[:, :, one], k[:, :, :keys], v[:, :, :keys], True, causal_offset=row + OFFSET)
+        assert same_bits(alone, out[:, :, one]) and same_bits(alone_lse, lse[:, :, one])
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_row_alone_without_a_mask(case: Case, row: int) -> None:
+    """Decoding reads exactly the cached keys; no mask is needed and the bits are those of the prefill."""
+    q, k, v, out, lse = case
+    one, keys = slice(row, row + 1), slice(0, row + OFFSET + 1)
+    alone, alone_lse = attend(q[:, :, one], k[:, :, keys], v[:, :, keys])
+    assert same_bits(alone, out[:, :, one]) and same_bits(alone_lse, lse[:, :, one])
+
+
+@pytest.mark.parametrize("rows", [1, 17, 64, 65, 128, 149])
+def test_prefix(case: Case, rows: int) -> None:
+    q, k, v, out, lse = case
+    part, part_lse = attend(q[:, :, :rows], k, v, True, causal_offset=OFFSET)
+    assert same_bits(part, out[:, :, :rows]) and same_bits(part_lse, lse[:, :, :rows])
+
+
+@pytest.mark.parametrize("first", [1, 17, 64, 100])
+def test_chunk(case: Case, first: int) -> None:
+    """Chunked prefill: later rows move to other places of their tiles."""
+    q, k, v, out, lse = case
+    part, part_lse = attend(q[:, :, first:], k, v, True, causal_offset=first + OFFSET)
+    assert same_bits(part, out[:, :, first:]) and same_bits(part_lse, lse[:, :, first:])
+
+
+@pytest.mark.parametrize("sq", [1, 65, 150])
+def test_full_attention_on_fewer_rows(target: Target, rng: torch.Generator, sq: int) -> None:
+    q, k, v = qkv(rng, target, 1, 2, 2, SQ, 1000, D)
+    out, lse = attend(q, k, v)
+    part, part_lse = attend(q[:, :, SQ - sq :], k, v)
+    assert same_bits(part, out[:, :, SQ - sq :]) and same_bits(part_lse, lse[:, :, SQ - sq :])
+
+
+@pytest.mark.parametrize("padding", [1, 56, 57, 300, 1000])
+def test_more_invisible_keys(case: Case, rng: torch.Generator, padding: int) -> None:
+    q, k, v, out, lse = case
+    longer_k, longer_v = (torch.cat((t, other(rng, t)[:, :, :1].expand(-1, -1, padding, -1)), dim=2) for t in (k, v))
+    padded, padded_lse = attend(q, longer_k, longer_v, True, causal_offset=OFFSET)
+    assert same_bits(padded, out) and same_bits(padded_lse, lse)
+
+
+@pytest.mark.parametrize("padding", [1, 42, 43, 300])
+def test_more_query_rows(case: Case, rng: torch.Generator, padding: int) -> None:
+    q, k, v, out, lse = case
+    longer_q = torch.cat((q, other(rng, q)[:, :, :1].expand(-1, -1, padding, -1)), dim=2)
+    padded, padded_lse = attend(longer_q, k, v, True, causal_offset=OFFSET)
+    assert same_bits(padded[:, :, :SQ], out) and same_bits(padded_lse[:, :, :SQ], lse)
+
+
+def test_other_rows(case: Case, rng: torch.Generator) -> None:
+    q, k, v, out, lse = case
+    for row in ROWS:
+        changed = other(rng, q)
+        changed[:, :, row] = q[:, :, row]
+        got, got_lse = attend(changed, k, v, True, causal_offset=OFFSET)
+        assert same_bits(got[:, :, row], out[:, :, row]) and same_bits(got_lse[:, :, row], lse[:, :, row])
+
+
+def test_other_batch(case: Case, rng: torch.Generator) -> None:
+    q, k, v, out, lse = case
+    around = [torch.cat((other(rng, t), t[1:], other(rng, t)), dim=0) for t in (q, k, v)]
+    got, got_lse = attend(*around, is_causal=True, causal_offset=OFFSET)
+    assert same_bits(got[2], out[1]) and same_bits(got_lse[2], lse[1])
+    alone, alone_lse = attend(q[1:], k[1:], v[1:], True, causal_offset=OFFSET)
+    assert same_bits(alone, out[1:]) and same_bits(alone_lse, lse[1:])
+
+
+def test_other_head_position(case: Case) -> None:
+    q, k, v, out, lse = case
+    got, got_lse = attend(q[:, [2, 3, 0, 1]], k[:, [1, 0]], v[:, [1, 0]], True, causal_offset=OFFSET)
+    assert same_bits(got, out[:, [2, 3, 0, 1]]) and same_bits(got_lse, lse[:, [2, 3, 0, 1]])
+    swapped, swapped_lse = attend(q[:, [1, 0, 3, 2]], k, v, True, causal_offset=OFFSET)
+    assert same_bits(swapped, out[:, [1, 0, 3, 2]]) and same_bits(swapped_lse, lse[:, [1, 0, 3, 2]])
+
+
+def test_other_head_count(case: Case, rng: torch.Generator) -> None:
+    q, k, v, out, lse = case
+    alone, alone_lse = attend(q[:, 2:3], k[:, 1:], v[:, 1:], True, causal_offset=OFFSET)
+    assert same_bits(alone, out[:, 2:3]) and same_bits(alone_lse, lse[:, 2:3])
+    many = [torch.cat([other(rng, t)] * 7 + [t], dim=1) for t in (q, k, v)]
+    got, got_lse = attend(*many, is_causal=True, causal_offset=OFFSET)
+    assert same_bits(got[:, -4:], out) and same_bits(got_lse[:, -4:], lse)
+
+
+@pytest.mark.parametrize("d", [64, 128])
+def test_among_many_more_rows(target: Target, rng: torch.Generator, d: int) -> None:
+    """Another amount of work may be another kernel or schedule; the bits stay."""
+    q, k, v = qkv(rng, target, 1, 2, 1, 70, 150, d)
+    out, lse = attend(q, k, v, True, causal_offset=80)
+    many = [t.repeat(8, 16, 1, 1) for t in (torch.cat([q] * 6, dim=2), k, v)]
+    got, got_lse = attend(*many, is_causal=True, causal_offset=80)
+    for b, h in ((0, 0), (3, 17), (7, 31)):
+        assert same_bits(got[b, h, :70], out[0, h % 2]) and same_bits(got_lse[b, h, :70], lse[0, h % 2])
+
+
+def test_group_expanded(case: Case) -> None:
+    q, k, v, out, lse = case
+    got, got_lse = attend(q, k.repeat_interleave(2, dim=1), v.repeat_interleave(2, dim=1), True, causal_offset=OFFSET)
+    assert same_bits(got, out) and same_bits(got_lse, lse)
+
+
+# ---- and not on when or by whom -------------------------------------------------------------------------------------
+
+
+def test_repeats(case: Case, target: Target) -> None:
+    q, k, v, out, lse = case
+    for _ in range(5 if target.device == "cpu" else 50):
+        again, again_lse = attend(q, k, v, True, causal_offset=OFFSET)
+        assert same_bits(again, out) and same_bits(again_lse, lse)
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_thread_count(rng: torch.Generator, threads: int) -> None:
+    q, k, v = qkv(rng, Target("cpu", torch.float32), 2, 4, 2, SQ, SK, D)
+    out, lse = attend(q, k, v, True)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    got, got_lse = attend(q, k, v, True)
+    torch.set_num_threads(before)
+    assert same_bits(got, out) and same_bits(got_lse, lse)
+
+
+def test_concurrent_callers(target: Target, rng: torch.Generator) -> None:
+    """Four Python threads at once: nothing is shared between calls."""
+    problems = [qkv(rng, target, 1, 4, 2, 100 + i, 200 + 3 * i, D) for i in range(8)]
+    want = [torch.ops.dhp.attention(*p, True) for p in problems]
+    with ThreadPoolExecutor(max_workers=4) as pool:
+        got = list(pool.map(lambda p: torch.ops.dhp.attention(*p, True), problems * 3))
+    assert all(same_bits(g, w) for g, w in zip(got, want * 3, strict=True))
