@@ -1,4 +1,4 @@
-"""Builds three libraries into the package: the host core (C), the torch shim (C++), and the inspection module (pybind11).
+"""Builds three libraries into the package: host core (C), torch shim (C++), inspection module (pybind11).
 
     libdhp_fa.so      csrc/*.c, csrc/cpu, csrc/cuda, with every cubin embedded; C ABI in csrc/dhp_fa.h
     libdhp_torch.so   csrc/torch/ops.cpp; LibTorch stable ABI, no Python in it
@@ -56,7 +56,7 @@ class Build(build_ext):
 
     def run(self) -> None:
         try:
-            table, nvcc = kernels.build(ROOT / "build")
+            table, nvcc = kernels.build(ROOT / "build"), kernels.find_nvcc()
         except kernels.BuildError as error:
             raise SystemExit(str(error)) from error
         if nvcc is None:
@@ -67,8 +67,9 @@ class Build(build_ext):
             core.sources.append("csrc/cuda/launch_none.c")
         else:
             core.sources += ["csrc/cuda/driver.c", "csrc/cuda/launch.c"]
-            core.include_dirs.append(str(kernels.toolkit_root(kernels.find_nvcc()) / "include"))
-        self.extensions[2].define_macros.append(("DHP_NVCC_VERSION", f'"{nvcc or ""}"'))
+            core.include_dirs.append(str(kernels.toolkit_root(nvcc) / "include"))
+        version = kernels.nvcc_version(nvcc) if nvcc else ""
+        self.extensions[2].define_macros.append(("DHP_NVCC_VERSION", f'"{version}"'))
 
         include, library = torch_paths()
         shim = self.extensions[1]
@@ -86,7 +87,7 @@ class Build(build_ext):
         parts = name.split(".")  # setuptools asks for the dotted name and for its last part alone
         if parts[-1].startswith("lib"):
             return str(Path(*parts).with_suffix(".so"))
-        return str(super().get_ext_filename(name))
+        return str(build_ext.get_ext_filename(self, name))
 
 
 HEADERS = [str(path.relative_to(ROOT)) for path in sorted((ROOT / "csrc").rglob("*.h"))]

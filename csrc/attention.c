@@ -1,5 +1,5 @@
 /*
- * attention.c - the two entry points of the C ABI: validate, plan, run.
+ * attention.c - the entry points of the C ABI: check, plan, run.
  *
  * Nothing here reads an element of q, k or v.
  */
@@ -56,16 +56,16 @@ dhp_status dhp_validate(const dhp_attention *args, dhp_error *error) {
       return dhp_fail(error, DHP_INVALID_ARGUMENT, "v: shape " SHAPE " differs from k's " SHAPE "; they must be equal",
                       SIZES(*v), SIZES(*k));
     if (out->size[i] != q->size[i])
-      return dhp_fail(error, DHP_INVALID_ARGUMENT, "out: shape " SHAPE " differs from q's " SHAPE "; they must be equal",
-                      SIZES(*out), SIZES(*q));
+      return dhp_fail(error, DHP_INVALID_ARGUMENT,
+                      "out: shape " SHAPE " differs from q's " SHAPE "; they must be equal", SIZES(*out), SIZES(*q));
   }
   if (k->size[0] != q->size[0])
     return dhp_fail(error, DHP_INVALID_ARGUMENT, "k: batch %lld differs from q's batch %lld (k " SHAPE ", q " SHAPE ")",
                     (long long)k->size[0], (long long)q->size[0], SIZES(*k), SIZES(*q));
   if (k->size[3] != q->size[3])
     return dhp_fail(error, DHP_INVALID_ARGUMENT,
-                    "k: head_dim %lld differs from q's head_dim %lld (k " SHAPE ", q " SHAPE ")",
-                    (long long)k->size[3], (long long)q->size[3], SIZES(*k), SIZES(*q));
+                    "k: head_dim %lld differs from q's head_dim %lld (k " SHAPE ", q " SHAPE ")", (long long)k->size[3],
+                    (long long)q->size[3], SIZES(*k), SIZES(*q));
   if (q->size[3] < 1)
     return dhp_fail(error, DHP_INVALID_ARGUMENT, "q: head_dim 0 in shape " SHAPE "; supported: 1 to %d", SIZES(*q),
                     CPU_MAX_HEAD_DIM);
@@ -75,24 +75,31 @@ dhp_status dhp_validate(const dhp_attention *args, dhp_error *error) {
                     (long long)k->size[1], (long long)q->size[1]);
   if (q->size[2] > MAX_SEQLEN || k->size[2] > MAX_SEQLEN)
     return dhp_fail(error, DHP_UNSUPPORTED, "%s: sequence length %lld; supported: up to %d",
-                    q->size[2] > MAX_SEQLEN ? "q" : "k",
-                    (long long)(q->size[2] > MAX_SEQLEN ? q->size[2] : k->size[2]), MAX_SEQLEN);
+                    q->size[2] > MAX_SEQLEN ? "q" : "k", (long long)(q->size[2] > MAX_SEQLEN ? q->size[2] : k->size[2]),
+                    MAX_SEQLEN);
   if (!isfinite(args->scale) || args->scale < 0.f)
     return dhp_fail(error, DHP_INVALID_ARGUMENT, "scale: %g; supported: finite and not negative", (double)args->scale);
   return DHP_OK;
 }
 
-static int is_empty(const dhp_tensor *t) {
-  return t->size[0] == 0 || t->size[1] == 0 || t->size[2] == 0;
-}
+static int is_empty(const dhp_tensor *t) { return t->size[0] == 0 || t->size[1] == 0 || t->size[2] == 0; }
 
-dhp_status dhp_attention_cpu(const dhp_attention *args, const dhp_executor *executor, dhp_error *error) {
+dhp_status dhp_attention_check(const dhp_attention *args, int on_cuda, dhp_error *error) {
+  if (on_cuda) {
+    dhp_plan plan;
+    return dhp_plan_attention(args, &plan, error);
+  }
   const dhp_status status = dhp_validate(args, error);
   if (status != DHP_OK) return status;
   if (args->q.size[3] > CPU_MAX_HEAD_DIM)
     return dhp_fail(error, DHP_UNSUPPORTED, "q: head_dim %lld; supported on CPU: 1 to %d", (long long)args->q.size[3],
                     CPU_MAX_HEAD_DIM);
-  if (is_empty(&args->out)) return DHP_OK;
+  return DHP_OK;
+}
+
+dhp_status dhp_attention_cpu(const dhp_attention *args, const dhp_executor *executor, dhp_error *error) {
+  const dhp_status status = dhp_attention_check(args, 0, error);
+  if (status != DHP_OK || is_empty(&args->out)) return status;
   return dhp_cpu_forward(args, executor, error);
 }
 
@@ -105,8 +112,9 @@ dhp_status dhp_attention_cuda(const dhp_attention *args, int device, void *strea
   const dhp_tensor *const tensors[] = {&args->q, &args->k, &args->v, &args->out};
   for (int i = 0; i < 4; i++)
     if (!dhp_cuda_layout_supported(tensors[i]))
-      return dhp_fail(error, DHP_INVALID_ARGUMENT,
-                      "%s: data must be 16-byte aligned and strides positive multiples of 16 bytes; pass a contiguous copy",
-                      names[i]);
+      return dhp_fail(
+          error, DHP_INVALID_ARGUMENT,
+          "%s: data must be 16-byte aligned and strides positive multiples of 16 bytes; pass a contiguous copy",
+          names[i]);
   return dhp_cuda_launch(args, &plan, device, stream, error);
 }

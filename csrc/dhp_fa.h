@@ -74,6 +74,14 @@ typedef struct dhp_executor {
   void *self;
 } dhp_executor;
 
+/* ---- checking --------------------------------------------------------------------------------------------------- */
+
+/*
+ * Everything that dhp_attention_cpu or _cuda would refuse by shape, dtype, flag or scale, before any memory is spent on
+ * outputs or copies. Looks at no data pointer, and at no stride but the last.
+ */
+DHP_API dhp_status dhp_attention_check(const dhp_attention *args, int on_cuda, dhp_error *error);
+
 /* ---- running --------------------------------------------------------------------------------------------------- */
 
 /*
@@ -99,8 +107,8 @@ DHP_API int dhp_cuda_layout_supported(const dhp_tensor *tensor);
 
 /* One shipped GPU kernel: exactly one cubin (sm_90a machine code, no PTX). */
 typedef struct dhp_kernel_info {
-  const char *name;          /* file name of the cubin without its ending; also says its constants */
-  const char *cubin_sha256;  /* 64 hexadecimal digits */
+  const char *name;         /* file name of the cubin without its ending; also says its constants */
+  const char *cubin_sha256; /* 64 hexadecimal digits */
   const void *cubin;
   size_t cubin_size;
   dhp_dtype dtype;

@@ -38,6 +38,12 @@ int32_t dhp_clamp_offset(const dhp_attention *args) {
   return (int32_t)(offset < low ? low : offset > high ? high : offset);
 }
 
+int64_t dhp_keys_seen(const dhp_attention *args) {
+  if (!args->is_causal) return args->k.size[2];
+  const int64_t seen = args->q.size[2] + dhp_clamp_offset(args);
+  return seen < args->k.size[2] ? seen : args->k.size[2];
+}
+
 static int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 /* Smallest head_dim among the kernels of this dtype that holds D; 0 if none does. */
@@ -78,7 +84,7 @@ dhp_status dhp_plan_attention(const dhp_attention *args, dhp_plan *plan, dhp_err
     return dhp_fail(error, DHP_NO_GPU, "this build has no GPU kernels: nvcc was not found when it was built");
   const int head_dim = kernel_head_dim(args->q.dtype, q[3]);
   if (head_dim == 0 || q[3] % 8 != 0)
-    return dhp_fail(error, DHP_UNSUPPORTED, "q: head_dim %lld; supported on CUDA: multiples of 8 up to %d",
+    return dhp_fail(error, DHP_UNSUPPORTED, "q: head_dim %lld; supported on CUDA: a multiple of 8 up to %d",
                     (long long)q[3], dhp_cuda_max_head_dim());
   if (q[0] == 0 || q[1] == 0 || q[2] == 0) return DHP_OK;
 

@@ -6,8 +6,10 @@ the stable ABI of torch 2.10 cannot set tags from C++.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
+from typing import NoReturn
 
 import torch
 from torch import Tensor
@@ -17,8 +19,17 @@ DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 _library = torch.library.Library("dhp", "DEF")
 for _name, _returns in (("attention", "Tensor"), ("attention_lse", "(Tensor out, Tensor lse)")):
-    for _prefix in ("", "_"):
-        _library.define(f"{_prefix}{_name}({ARGUMENTS}) -> {_returns}", tags=(torch.Tag.pt2_compliant_tag,))
+    _library.define(f"{_name}({ARGUMENTS}) -> {_returns}", tags=(torch.Tag.pt2_compliant_tag,))
+    # No autograd kernel in between: the kernels, real and fake, refuse inputs that require grad themselves.
+    _library.impl(_name, torch.library.fallthrough_kernel, "Autograd")
+
+
+def _refuse_transforms(*_arguments: object, **_keywords: object) -> NoReturn:
+    _refuse("torch.func transforms (grad, jvp, vmap) are not supported; batch along q's first dimension instead")
+
+
+def _refuse(sentence: str) -> NoReturn:
+    raise RuntimeError(f"dhp::attention: {sentence}")
 
 
 def _load() -> None:
@@ -31,51 +42,60 @@ def _load() -> None:
 
 
 _load()
+for _name in ("attention", "attention_lse"):
+    # Without this, a transform would see a function that does not depend on its inputs.
+    _library.impl(_name, _refuse_transforms, "FuncTorchDynamicLayerFrontMode")
 
 
 # ---- fake kernels: shapes and strides without data --------------------------------------------------------------
 
 
-def _check(q: Tensor, k: Tensor, v: Tensor) -> None:
+def _check(q: Tensor, k: Tensor, v: Tensor, scale: float | None) -> None:
     """What csrc/torch/ops.cpp and csrc/attention.c check, as far as it can be known without data."""
     for name, tensor in (("q", q), ("k", k), ("v", v)):
+        if tensor.requires_grad and torch.is_grad_enabled():
+            _refuse(
+                f"{name} requires grad, and there is no backward yet: call it under torch.no_grad() or detach {name}"
+            )
         if tensor.dim() != 4:
-            raise RuntimeError(f"dhp::attention: {name}: rank {tensor.dim()}; expected 4 dimensions [B, H, S, D]")
+            _refuse(f"{name}: rank {tensor.dim()}; expected 4 dimensions [B, H, S, D]")
         if tensor.dtype not in DTYPES:
-            raise RuntimeError(
-                f"dhp::attention: {name}: unsupported dtype; supported: float32 (CPU only), float16, bfloat16"
-            )
+            _refuse(f"{name}: dtype {tensor.dtype}; supported: float32 (CPU only), float16, bfloat16")
         if tensor.dtype != q.dtype:
-            raise RuntimeError(
-                f"dhp::attention: {name}: dtype {tensor.dtype} differs from q's {q.dtype}; q, k and v must agree"
-            )
+            _refuse(f"{name}: dtype {tensor.dtype} differs from q's {q.dtype}; q, k and v must agree")
         if tensor.device != q.device:
-            raise RuntimeError(
-                f"dhp::attention: {name}: on another device than q; q, k and v must be on the same device"
-            )
+            _refuse(f"{name}: on another device than q; q, k and v must be on the same device")
     for dim in range(4):
-        torch._check(k.size(dim) == v.size(dim), lambda: f"v: shape {v.shape} differs from k's {k.shape}")
-    torch._check(k.size(0) == q.size(0), lambda: f"k: batch {k.size(0)} differs from q's batch {q.size(0)}")
-    torch._check(k.size(3) == q.size(3), lambda: f"k: head_dim {k.size(3)} differs from q's head_dim {q.size(3)}")
-    torch._check(
-        q.size(1) % k.size(1) == 0,
-        lambda: f"k: {k.size(1)} key heads for {q.size(1)} query heads; the latter must be a multiple of the former",
-    )
+        if k.size(dim) != v.size(dim):
+            _refuse(f"v: shape {list(v.shape)} differs from k's {list(k.shape)}; they must be equal")
+    if k.size(0) != q.size(0):
+        _refuse(f"k: batch {k.size(0)} differs from q's batch {q.size(0)}")
+    if k.size(3) != q.size(3):
+        _refuse(f"k: head_dim {k.size(3)} differs from q's head_dim {q.size(3)}")
+    if q.size(3) < 1:
+        _refuse(f"q: head_dim 0 in shape {list(q.shape)}; supported: 1 to 256")
+    if k.size(1) < 1 or q.size(1) % k.size(1) != 0:
+        _refuse(
+            f"k: {k.size(1)} key heads for {q.size(1)} query heads; "
+            "the number of query heads must be a multiple of it"
+        )
+    if scale is not None and not 0 <= scale < math.inf:
+        _refuse(f"scale: {scale:g}; supported: finite and not negative")
 
 
-@torch.library.register_fake("dhp::_attention", lib=_library)
+@torch.library.register_fake("dhp::attention", lib=_library)  # type: ignore[untyped-decorator]
 def _attention_fake(
     q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False, scale: float | None = None, causal_offset: int = 0
 ) -> Tensor:
-    _check(q, k, v)
+    _check(q, k, v, scale)
     return torch.empty_like(q)
 
 
-@torch.library.register_fake("dhp::_attention_lse", lib=_library)
+@torch.library.register_fake("dhp::attention_lse", lib=_library)  # type: ignore[untyped-decorator]
 def _attention_lse_fake(
     q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False, scale: float | None = None, causal_offset: int = 0
 ) -> tuple[Tensor, Tensor]:
-    _check(q, k, v)
+    _check(q, k, v, scale)
     return torch.empty_like(q), q.new_empty(q.shape[:3], dtype=torch.float32)
 
 

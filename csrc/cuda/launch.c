@@ -3,6 +3,8 @@
  */
 #include "launch.h"
 
+#include <float.h>
+#include <math.h>
 #include <pthread.h>
 #include <stdatomic.h>
 
@@ -30,10 +32,10 @@ typedef struct device_state {
 static pthread_mutex_t load_lock = PTHREAD_MUTEX_INITIALIZER;
 static device_state devices[MAX_DEVICES];
 
-#define TRY(call)                                                                  \
-  do {                                                                             \
+#define TRY(call)                                                                       \
+  do {                                                                                  \
     const dhp_status try_status = dhp_driver_check(driver, driver->call, #call, error); \
-    if (try_status != DHP_OK) return try_status;                                   \
+    if (try_status != DHP_OK) return try_status;                                        \
   } while (0)
 
 /* With load_lock held. */
@@ -72,11 +74,14 @@ static dhp_status load_kernel(const dhp_driver *driver, const dhp_kernel_info *k
 
 /* ---- what is launched ------------------------------------------------------------------------------------------- */
 
-/* The tensor as [B, H, S, D] boxes of `rows` x 64; elements outside read as zero and are not written. */
-static dhp_status describe(const dhp_driver *driver, CUtensorMap *map, const dhp_tensor *t, int rows, dhp_error *error) {
+/* The first `length` rows of each head in boxes of `rows` x 64; elements outside read as zero and are not written. */
+static dhp_status describe(const dhp_driver *driver, CUtensorMap *map, const dhp_tensor *t, int64_t length, int rows,
+                           dhp_error *error) {
   enum { RANK = 4, ELEMENT_BYTES = 2 };
   cuuint64_t sizes[RANK], strides[RANK - 1]; /* innermost first; the innermost stride is the element */
-  for (int i = 0; i < RANK; i++) sizes[i] = (cuuint64_t)t->size[RANK - 1 - i];
+  for (int i = 0; i < RANK; i++)
+    sizes[i] = (cuuint64_t)t->size[RANK - 1 - i];
+  sizes[1] = (cuuint64_t)length;
   for (int i = 0; i < RANK - 1; i++) {
     const int dim = RANK - 2 - i;
     /* a stride that is never taken may be anything; TMA wants a multiple of 16 bytes */
@@ -95,30 +100,40 @@ static dhp_status describe(const dhp_driver *driver, CUtensorMap *map, const dhp
 static dhp_status enqueue(const dhp_driver *driver, CUfunction function, const dhp_attention *args,
                           const dhp_plan *plan, CUstream stream, dhp_error *error) {
   const dhp_kernel_info *const kernel = plan->kernel;
-  /* Without a single key the kernel still visits one tile, wholly masked: any readable tensor serves as k and v. */
-  const int no_keys = args->k.size[2] == 0;
-  const dhp_tensor *const k = no_keys ? &args->q : &args->k, *const v = no_keys ? &args->q : &args->v;
+  /*
+   * Keys that no query sees are cut off: TMA then reads zeros, and whatever they hold (a NaN in an unused part of a
+   * cache) cannot meet a probability of 0. Without a single key the kernel still visits one tile, wholly masked: any
+   * readable tensor serves as k and v.
+   */
+  const int64_t seqlen_q = args->q.size[2], seqlen_k = dhp_keys_seen(args);
+  const dhp_tensor *const k = seqlen_k > 0 ? &args->k : &args->q, *const v = seqlen_k > 0 ? &args->v : &args->q;
+  const int64_t length = seqlen_k > 0 ? seqlen_k : 1;
 
   CUtensorMap q_map, k_map, v_map, out_map;
-  dhp_status status = describe(driver, &q_map, &args->q, kernel->tile_q, error);
-  if (status == DHP_OK) status = describe(driver, &k_map, k, kernel->tile_k, error);
-  if (status == DHP_OK) status = describe(driver, &v_map, v, kernel->tile_k, error);
-  if (status == DHP_OK) status = describe(driver, &out_map, &args->out, DHP_FWD_ROWS, error);
+  dhp_status status = describe(driver, &q_map, &args->q, seqlen_q, kernel->tile_q, error);
+  if (status == DHP_OK) status = describe(driver, &k_map, k, length, kernel->tile_k, error);
+  if (status == DHP_OK) status = describe(driver, &v_map, v, length, kernel->tile_k, error);
+  if (status == DHP_OK) status = describe(driver, &out_map, &args->out, seqlen_q, DHP_FWD_ROWS, error);
   if (status != DHP_OK) return status;
 
+  /* not 0: a masked score is -inf, and -inf times 0 is NaN */
+  const float scale_log2 = fmaxf((float)(args->scale * LOG2_E), FLT_MIN);
+  int exponent;
+  frexpf(scale_log2, &exponent); /* 2^(exponent - 1) <= scale_log2 < 2^exponent: the difference below is exact */
   dhp_fwd_params params = {
       .lse = args->lse,
       .batch = (int32_t)args->q.size[0],
       .heads = (int32_t)args->q.size[1],
       .heads_per_key_head = (int32_t)(args->q.size[1] / args->k.size[1]),
-      .seqlen_q = (int32_t)args->q.size[2],
-      .seqlen_k = (int32_t)args->k.size[2],
+      .seqlen_q = (int32_t)seqlen_q,
+      .seqlen_k = (int32_t)(seqlen_k > 0 ? seqlen_k : 0),
       .is_causal = args->is_causal != 0,
       .causal_offset = dhp_clamp_offset(args),
       .q_tiles = (int32_t)plan->q_tiles,
       .heads_per_group = plan->heads_per_group,
       .scale = args->scale,
-      .scale_log2 = (float)(args->scale * LOG2_E),
+      .scale_log2 = scale_log2,
+      .scale_to_power_of_two = ldexpf(1.f, exponent) - scale_log2,
       .zero = 0,
   };
   void *arguments[] = {&q_map, &k_map, &v_map, &out_map, &params};

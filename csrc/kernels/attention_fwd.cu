@@ -1,5 +1,6 @@
 /*
- * attention_fwd.cu - FlashAttention forward for Hopper: out = softmax(scale q k^T) v, one CTA per (batch, head, query tile).
+ * attention_fwd.cu - FlashAttention forward for Hopper: out = softmax(scale q k^T) v, one CTA per (batch, head, query
+ * tile).
  *
  * Path of the data: q, k, v tiles come in by TMA (128-byte swizzle), S = q k^T by wgmma from shared memory, softmax in
  * registers, P packed in registers, O += P v by wgmma, O through the warpgroup's own q rows out by TMA.
@@ -9,7 +10,8 @@
  *     S(t) = q k(t)^T, then O += P(t-1) v(t-1), back to back,
  *
  * hands the turn over, and computes the softmax of S(t) while the tensor cores work for the other warpgroups. The turns
- * are named barriers. With one warpgroup there is no turn to hand over; other CTAs on the multiprocessor take its place.
+ * are named barriers. With one warpgroup there is no turn to hand over; other CTAs on the multiprocessor take its
+ * place.
  *
  * There are no "empty" barriers: whoever gets the turn in step t knows that every warp has finished step t-1, so the
  * places of k(t-1) and v(t-2) are free. The loader, the first warp of the last warpgroup, asks TMA for the tiles that
@@ -36,14 +38,14 @@
 enum {
   TILE_Q = WARPGROUPS * DHP_FWD_ROWS,
   THREADS = WARPGROUPS * DHP_FWD_WARPGROUP,
-  BOXES = HEAD_DIM / DHP_FWD_BOX,            /* 64-column boxes along head_dim */
-  ROW_BYTES = DHP_FWD_BOX * 2,               /* one row of one box */
+  BOXES = HEAD_DIM / DHP_FWD_BOX, /* 64-column boxes along head_dim */
+  ROW_BYTES = DHP_FWD_BOX * 2,    /* one row of one box */
   Q_BOX_BYTES = TILE_Q * ROW_BYTES,
   KV_BOX_BYTES = TILE_K * ROW_BYTES,
   Q_BYTES = BOXES * Q_BOX_BYTES,
   KV_BYTES = BOXES * KV_BOX_BYTES,
-  SCORES = TILE_K / 2,                       /* floats of S a thread holds: 64 * TILE_K / 128 */
-  OUTPUTS = HEAD_DIM / 2,                    /* floats of O a thread holds */
+  SCORES = TILE_K / 2,    /* floats of S a thread holds: 64 * TILE_K / 128 */
+  OUTPUTS = HEAD_DIM / 2, /* floats of O a thread holds */
   WARPS_PER_GROUP = 4,
   LOADER_WARP = (WARPGROUPS - 1) * WARPS_PER_GROUP
 };
@@ -54,26 +56,26 @@ enum {
 /* ---- shared memory and barriers -------------------------------------------------------------------------------- */
 
 enum { /* byte offsets from the 1024-aligned start */
-  SHARED_Q = 0,
-  SHARED_K = SHARED_Q + Q_BYTES,
-  SHARED_V = SHARED_K + STAGES * KV_BYTES,
-  SHARED_BARRIERS = SHARED_V + STAGES * KV_BYTES
+       SHARED_Q = 0,
+       SHARED_K = SHARED_Q + Q_BYTES,
+       SHARED_V = SHARED_K + STAGES * KV_BYTES,
+       SHARED_BARRIERS = SHARED_V + STAGES * KV_BYTES
 };
 
 enum mbarrier { /* byte offset of the first 8-byte mbarrier of a kind, from SHARED_BARRIERS */
-  Q_FULL = 0,
-  K_FULL = Q_FULL + 8,
-  V_FULL = K_FULL + 8 * STAGES,
-  BARRIER_BYTES = V_FULL + 8 * STAGES
+                Q_FULL = 0,
+                K_FULL = Q_FULL + 8,
+                V_FULL = K_FULL + 8 * STAGES,
+                BARRIER_BYTES = V_FULL + 8 * STAGES
 };
 
 static_assert(DHP_FWD_SHARED_ALIGN + SHARED_BARRIERS + BARRIER_BYTES ==
                   DHP_FWD_SHARED_BYTES(HEAD_DIM, TILE_K, WARPGROUPS, STAGES),
               "the host and the kernel disagree on the shared memory plan");
 
-enum named_barrier { /* 0 is __syncthreads */
-  TURN = 1,                    /* + warpgroup: its turn at the tensor cores */
-  EPILOGUE = TURN + WARPGROUPS /* + warpgroup: its rows of O are in shared memory */
+enum named_barrier {                              /* 0 is __syncthreads */
+                     TURN = 1,                    /* + warpgroup: its turn at the tensor cores */
+                     EPILOGUE = TURN + WARPGROUPS /* + warpgroup: its rows of O are in shared memory */
 };
 
 /* Threads that meet at a turn: the warpgroup that takes it and the one that hands it over, if there is another. */
@@ -88,9 +90,9 @@ enum named_barrier { /* 0 is __syncthreads */
  */
 typedef struct work {
   int batch, head, key_head;
-  int row;        /* first query row */
-  int tiles;      /* key tiles to visit, at least 1 */
-  int masked;     /* how many of them need the mask: the first ones visited */
+  int row;    /* first query row */
+  int tiles;  /* key tiles to visit, at least 1 */
+  int masked; /* how many of them need the mask: the first ones visited */
 } work;
 
 static __device__ __forceinline__ work work_of_block(const dhp_fwd_params *p) {
@@ -156,7 +158,8 @@ static __device__ __forceinline__ void issue_scores(float *s, uint64_t q, uint64
 static __device__ __forceinline__ void issue_output(float *o, const uint32_t *p, uint64_t v) {
   wgmma_fence();
 #pragma unroll
-  for (int step = 0; step < TILE_K / 16; step++) wgmma_output(o, p + 4 * step, v + step * 16 * ROW_BYTES / 16, 1);
+  for (int step = 0; step < TILE_K / 16; step++)
+    wgmma_output(o, p + 4 * step, v + step * 16 * ROW_BYTES / 16, 1);
   wgmma_commit();
 }
 
@@ -168,16 +171,33 @@ static __device__ __forceinline__ void issue_output(float *o, const uint32_t *p,
  */
 typedef struct row_stats {
   float max[2];     /* of the raw scores, over the quad */
-  float sum[2];     /* of exp2(scaled score - scaled max), this thread's columns only */
+  float sum[2];     /* of exp2(scaled score - scaled shift), this thread's columns only */
   float rescale[2]; /* what the last step multiplied sum by, and O still has to be multiplied by */
 } row_stats;
 
 /*
- * s becomes exp2(scale_log2 (s - max)); statistics move on. `limit[r]` is the last visible column of row r, counted
+ * What is subtracted from the scores of a row: its maximum, or 0 while that is infinite. -inf (no finite score yet)
+ * minus -inf would be NaN; after +inf, the sum becomes +inf and the row inf / inf, as it does without any subtraction.
+ */
+static __device__ __forceinline__ float shift_of(float max) { return fabsf(max) == INFINITY ? 0.f : max; }
+
+/*
+ * fma(s, scale, -shift scale) rounds shift scale first. That error is common to the row and cancels, unless it is so
+ * large that exp2 leaves its range. Where the product exceeds 2^30, neighbouring floats differ by 128 and more, so the
+ * row's softmax is 1 or 0; any scale gives that, and with a power of two the product is exact. Chosen by arithmetic: of
+ * a select between two launch parameters ptxas makes a load under a predicate on the value.
+ */
+static __device__ __forceinline__ float scale_of(float shift, const dhp_fwd_params *p) {
+  const float huge = 1073741824.f;
+  return fmaf(greater(fabsf(shift * p->scale_log2), huge), p->scale_to_power_of_two, p->scale_log2);
+}
+
+/*
+ * s becomes exp2(scale (s - shift)); statistics move on. `limit[r]` is the last visible column of row r, counted
  * from this thread's first column of the tile; read only if masked.
  */
-static __device__ __forceinline__ void softmax_step(float *s, row_stats *stats, float scale_log2, const int *limit,
-                                                    int masked) {
+static __device__ __forceinline__ void softmax_step(float *s, row_stats *stats, const dhp_fwd_params *p,
+                                                    const int *limit, int masked) {
   if (masked) { /* a compile-time constant at every call */
 #pragma unroll
     for (int i = 0; i < SCORES; i++) {
@@ -189,19 +209,20 @@ static __device__ __forceinline__ void softmax_step(float *s, row_stats *stats, 
   for (int r = 0; r < 2; r++) {
     float top = fmaxf(s[2 * r], s[2 * r + 1]);
 #pragma unroll
-    for (int i = 4; i < SCORES; i += 4) top = fmaxf(top, fmaxf(s[i + 2 * r], s[i + 2 * r + 1]));
+    for (int i = 4; i < SCORES; i += 4)
+      top = fmaxf(top, fmaxf(s[i + 2 * r], s[i + 2 * r + 1]));
     top = fmaxf(top, __shfl_xor_sync(FULL_MASK, top, 1));
     top = fmaxf(top, __shfl_xor_sync(FULL_MASK, top, 2));
     top = fmaxf(top, stats->max[r]);
-    /* -inf minus -inf would be NaN in a row that has seen no finite score yet */
-    const float scaled_top = (top == -INFINITY ? 0.f : top) * scale_log2;
-    stats->rescale[r] = exp2_ftz(fmaf(stats->max[r], scale_log2, -scaled_top));
+    const float shift = shift_of(top), scale = scale_of(shift, p), scaled = shift * scale;
+    const float rescale = exp2_ftz(fmaf(shift_of(stats->max[r]), scale, -scaled));
+    stats->rescale[r] = stats->max[r] == -INFINITY ? 0.f : rescale; /* nothing yet, and 0 times inf is not 0 */
     stats->max[r] = top;
     float sum = 0.f;
 #pragma unroll
     for (int i = 2 * r; i < SCORES; i += 4) {
-      s[i] = exp2_ftz(fmaf(s[i], scale_log2, -scaled_top));
-      s[i + 1] = exp2_ftz(fmaf(s[i + 1], scale_log2, -scaled_top));
+      s[i] = exp2_ftz(fmaf(s[i], scale, -scaled));
+      s[i + 1] = exp2_ftz(fmaf(s[i + 1], scale, -scaled));
       sum += s[i] + s[i + 1];
     }
     stats->sum[r] = fmaf(stats->sum[r], stats->rescale[r], sum);
@@ -211,12 +232,14 @@ static __device__ __forceinline__ void softmax_step(float *s, row_stats *stats, 
 /* The accumulator layout of S is the A operand layout of P: packing neighbours is all it takes. */
 static __device__ __forceinline__ void pack_probabilities(uint32_t *p, const float *s) {
 #pragma unroll
-  for (int i = 0; i < SCORES; i += 2) p[i / 2] = pack_two(s[i], s[i + 1]);
+  for (int i = 0; i < SCORES; i += 2)
+    p[i / 2] = pack_two(s[i], s[i + 1]);
 }
 
 static __device__ __forceinline__ void rescale_output(float *o, const float *rescale) {
 #pragma unroll
-  for (int i = 0; i < OUTPUTS; i++) o[i] *= rescale[i / 2 % 2];
+  for (int i = 0; i < OUTPUTS; i++)
+    o[i] *= rescale[i / 2 % 2];
 }
 
 /* ---- epilogue -------------------------------------------------------------------------------------------------- */
@@ -231,7 +254,8 @@ static __device__ __forceinline__ void stage_output(uint32_t q_rows, const float
     const uint32_t address = q_rows + box * Q_BOX_BYTES + row * ROW_BYTES + ((c % 8 ^ row % 8) << 4);
     float out[8];
 #pragma unroll
-    for (int i = 0; i < 8; i++) out[i] = keep[i / 2 % 2] ? o[chunk * 4 + i] * factor[i / 2 % 2] : 0.f;
+    for (int i = 0; i < 8; i++)
+      out[i] = keep[i / 2 % 2] ? o[chunk * 4 + i] * factor[i / 2 % 2] : 0.f;
     stmatrix_x4(address, pack_two(out[0], out[1]), pack_two(out[2], out[3]), pack_two(out[4], out[5]),
                 pack_two(out[6], out[7]));
   }
@@ -239,10 +263,11 @@ static __device__ __forceinline__ void stage_output(uint32_t q_rows, const float
 
 /* ---- the kernel ------------------------------------------------------------------------------------------------ */
 
-extern "C" __global__ void __launch_bounds__(THREADS, 1)
-    dhp_attention_fwd(const __grid_constant__ CUtensorMap q_map, const __grid_constant__ CUtensorMap k_map,
-                      const __grid_constant__ CUtensorMap v_map, const __grid_constant__ CUtensorMap out_map,
-                      const __grid_constant__ dhp_fwd_params p) {
+extern "C" __global__ void __launch_bounds__(THREADS, 1) dhp_attention_fwd(const __grid_constant__ CUtensorMap q_map,
+                                                                           const __grid_constant__ CUtensorMap k_map,
+                                                                           const __grid_constant__ CUtensorMap v_map,
+                                                                           const __grid_constant__ CUtensorMap out_map,
+                                                                           const __grid_constant__ dhp_fwd_params p) {
   extern __shared__ char shared[];
   const uint32_t base = (shared_address(shared) + DHP_FWD_SHARED_ALIGN - 1) & ~(uint32_t)(DHP_FWD_SHARED_ALIGN - 1);
   const uint32_t k_tiles = base + SHARED_K, v_tiles = base + SHARED_V;
@@ -282,12 +307,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
   float o[OUTPUTS], s[SCORES];
   uint32_t probabilities[SCORES / 2];
 #pragma unroll
-  for (int i = 0; i < OUTPUTS; i++) o[i] = 0.f;
+  for (int i = 0; i < OUTPUTS; i++)
+    o[i] = 0.f;
   row_stats stats = {{-INFINITY, -INFINITY}, {0.f, 0.f}, {0.f, 0.f}};
   const int row[2] = {w.row + warp * 16 + lane / 4, w.row + warp * 16 + lane / 4 + 8};
   int last_key[2]; /* the last key that the row sees, -1 or less for none */
 #pragma unroll
-  for (int r = 0; r < 2; r++) last_key[r] = p.is_causal ? min(row[r] + p.causal_offset, p.seqlen_k - 1) : p.seqlen_k - 1;
+  for (int r = 0; r < 2; r++)
+    last_key[r] = p.is_causal ? min(row[r] + p.causal_offset, p.seqlen_k - 1) : p.seqlen_k - 1;
   const int first_column = lane % 4 * 2;
 
   const uint32_t q_rows = base + SHARED_Q + group * DHP_FWD_ROWS * ROW_BYTES;
@@ -307,40 +334,41 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
   issue_scores(s, q_descriptor, k_descriptor);
 
 /* Ends the part of a step that is issued in the turn: on to step t+1, whose tiles every warp awaits. */
-#define END_TURN()                                                                                                     \
-  do {                                                                                                                 \
-    t++;                                                                                                               \
-    oldest = previous.slot;                                                                                            \
-    previous = tile;                                                                                                   \
-    tile = place_after(tile);                                                                                          \
-    /* past the last tile there is no k to await: the parity of the round before is there already */                   \
-    arrived &= mbarrier_wait_both(k_full + 8 * tile.slot, tile.parity ^ (uint32_t)(t >= w.tiles),                      \
-                                  v_full + 8 * previous.slot, previous.parity, p.zero);                                \
-    if (WARPGROUPS > 1) bar_arrive(next_turn, TURN_THREADS);                                                           \
+#define END_TURN()                                                                                   \
+  do {                                                                                               \
+    t++;                                                                                             \
+    oldest = previous.slot;                                                                          \
+    previous = tile;                                                                                 \
+    tile = place_after(tile);                                                                        \
+    /* past the last tile there is no k to await: the parity of the round before is there already */ \
+    arrived &= mbarrier_wait_both(k_full + 8 * tile.slot, tile.parity ^ (uint32_t)(t >= w.tiles),    \
+                                  v_full + 8 * previous.slot, previous.parity, p.zero);              \
+    if (WARPGROUPS > 1) bar_arrive(next_turn, TURN_THREADS);                                         \
   } while (0)
 
 /* Softmax of S(t-1), after END_TURN moved t on. */
-#define SOFTMAX(masked)                                                                                                \
-  do {                                                                                                                 \
-    const int column = (w.tiles - t) * TILE_K + first_column;                                                          \
-    const int limit[2] = {last_key[0] - column, last_key[1] - column};                                                 \
-    softmax_step(s, &stats, p.scale_log2, limit, masked);                                                              \
+#define SOFTMAX(masked)                                                \
+  do {                                                                 \
+    const int column = (w.tiles - t) * TILE_K + first_column;          \
+    const int limit[2] = {last_key[0] - column, last_key[1] - column}; \
+    softmax_step(s, &stats, &p, limit, masked);                        \
   } while (0)
 
-/* Step t > 0. A macro, because the loop exists with and without the mask and all of it lives in the kernel's registers. */
-#define STEP(masked)                                                                                                   \
-  do {                                                                                                                 \
-    bar_sync(TURN + group, TURN_THREADS);                                                                              \
-    issue_scores(s, q_descriptor, k_descriptor + tile.slot * (KV_BYTES / 16));                                         \
-    issue_output(o, probabilities, v_descriptor + previous.slot * (KV_BYTES / 16));                                    \
-    load_tile(is_loader && t - 1 + STAGES < w.tiles, &k_map, k_tiles, k_full, previous.slot, t - 1 + STAGES, &w);      \
-    load_tile(is_loader && t > 1 && t - 2 + STAGES < w.tiles, &v_map, v_tiles, v_full, oldest, t - 2 + STAGES, &w);    \
-    END_TURN();                                                                                                        \
-    wgmma_wait(1);                                                                                                     \
-    SOFTMAX(masked);                                                                                                   \
-    wgmma_wait(0);                                                                                                     \
-    rescale_output(o, stats.rescale);                                                                                  \
-    pack_probabilities(probabilities, s);                                                                              \
+/* Step t > 0. A macro, because the loop exists with and without the mask and all of it lives in the kernel's registers.
+ */
+#define STEP(masked)                                                                                                \
+  do {                                                                                                              \
+    bar_sync(TURN + group, TURN_THREADS);                                                                           \
+    issue_scores(s, q_descriptor, k_descriptor + tile.slot * (KV_BYTES / 16));                                      \
+    issue_output(o, probabilities, v_descriptor + previous.slot * (KV_BYTES / 16));                                 \
+    load_tile(is_loader && t - 1 + STAGES < w.tiles, &k_map, k_tiles, k_full, previous.slot, t - 1 + STAGES, &w);   \
+    load_tile(is_loader && t > 1 && t - 2 + STAGES < w.tiles, &v_map, v_tiles, v_full, oldest, t - 2 + STAGES, &w); \
+    END_TURN();                                                                                                     \
+    wgmma_wait(1);                                                                                                  \
+    SOFTMAX(masked);                                                                                                \
+    wgmma_wait(0);                                                                                                  \
+    rescale_output(o, stats.rescale);                                                                               \
+    pack_probabilities(probabilities, s);                                                                           \
   } while (0)
 
   END_TURN();
@@ -348,9 +376,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
   SOFTMAX(1);
   pack_probabilities(probabilities, s);
 #pragma unroll 1
-  while (t < w.masked) STEP(1);
+  while (t < w.masked)
+    STEP(1);
 #pragma unroll 1
-  while (t < w.tiles) STEP(0);
+  while (t < w.tiles)
+    STEP(0);
 
   /* The last P v, and the sums of the quad meanwhile. */
   bar_sync(TURN + group, TURN_THREADS);
@@ -380,11 +410,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     tma_store_wait();
   }
 
-  /* lse = scale max + ln(sum). */
+  /* lse = scale shift + ln(sum). */
   float *const lse = p.lse + ((int64_t)w.batch * p.heads + w.head) * p.seqlen_q;
 #pragma unroll
   for (int r = 0; r < 2; r++) {
-    const float value = fmaf(log2_ftz(stats.sum[r]), LN2, stats.max[r] * p.scale) + poison;
+    const float value = fmaf(log2_ftz(stats.sum[r]), LN2, shift_of(stats.max[r]) * p.scale) + poison;
     if (p.lse && lane % 4 == 0 && row[r] < p.seqlen_q) lse[row[r]] = keep[r] ? value : -INFINITY;
   }
 }

@@ -10,10 +10,10 @@
 #include <stdint.h>
 
 enum {
-  DHP_FWD_ROWS = 64,            /* query rows of one warpgroup: M of wgmma.m64nNk16 */
-  DHP_FWD_BOX = 64,             /* columns of one TMA box: 64 elements of 16 bits are the 128 bytes of the swizzle */
-  DHP_FWD_WARPGROUP = 128,      /* threads of a warpgroup */
-  DHP_FWD_SHARED_ALIGN = 1024   /* the 128-byte swizzle repeats every 1024 bytes; CUDA aligns shared memory to 16 */
+  DHP_FWD_ROWS = 64,          /* query rows of one warpgroup: M of wgmma.m64nNk16 */
+  DHP_FWD_BOX = 64,           /* columns of one TMA box: 64 elements of 16 bits are the 128 bytes of the swizzle */
+  DHP_FWD_WARPGROUP = 128,    /* threads of a warpgroup */
+  DHP_FWD_SHARED_ALIGN = 1024 /* the 128-byte swizzle repeats every 1024 bytes; CUDA aligns shared memory to 16 */
 };
 
 /* All public: shape, flags, and where lse goes. q, k, v and out travel as tensor maps. */
@@ -24,6 +24,7 @@ typedef struct dhp_fwd_params {
   int32_t is_causal, causal_offset; /* offset clamped to [-seqlen_q, seqlen_k]: beyond that nothing changes */
   int32_t q_tiles, heads_per_group; /* the static schedule: see attention_fwd.cu */
   float scale, scale_log2;          /* softmax scale, and the same times log2(e) */
+  float scale_to_power_of_two;      /* what has to be added to scale_log2 to make it the next power of two */
   uint32_t zero;                    /* 0, which the compiler must not know: see mbarrier_wait_both in ptx.cuh */
 } dhp_fwd_params;
 
@@ -31,8 +32,8 @@ typedef struct dhp_fwd_params {
  * Dynamic shared memory of one CTA in bytes: Q tile and STAGES tiles of K and of V of 2-byte elements, one 8-byte
  * mbarrier for Q and two a stage. A macro because it initialises a constant table.
  */
-#define DHP_FWD_SHARED_BYTES(head_dim, tile_k, warpgroups, stages)                                                     \
-  (DHP_FWD_SHARED_ALIGN + (warpgroups) * DHP_FWD_ROWS * (head_dim) * 2 + 2 * (stages) * (tile_k) * (head_dim) * 2 +    \
+#define DHP_FWD_SHARED_BYTES(head_dim, tile_k, warpgroups, stages)                                                  \
+  (DHP_FWD_SHARED_ALIGN + (warpgroups) * DHP_FWD_ROWS * (head_dim) * 2 + 2 * (stages) * (tile_k) * (head_dim) * 2 + \
    8 * (1 + 2 * (stages)))
 
 #endif

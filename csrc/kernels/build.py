@@ -46,9 +46,9 @@ class Kernel:
         return f"fwd_{self.dtype}_d{self.head_dim}_k{self.tile_k}_w{self.warpgroups}_s{self.stages}"
 
 
-# (head_dim, tile_k, warpgroups, stages). At head_dim 64 three CTAs of one warpgroup fit a multiprocessor and overlap each
-# other. At 128 shared memory holds one CTA, so two warpgroups take turns in it; one alone serves grids too small to fill
-# the GPU with two.
+# (head_dim, tile_k, warpgroups, stages). At head_dim 64 three CTAs of one warpgroup fit a multiprocessor and overlap
+# each other. At 128 shared memory holds one CTA, so two warpgroups take turns in it; one alone serves grids too small
+# to fill the GPU with two.
 SHAPES = [(64, 128, 1, 2), (128, 128, 1, 3), (128, 128, 2, 3)]
 KERNELS = [Kernel(*shape, dtype) for dtype in ("float16", "bfloat16") for shape in SHAPES]
 
@@ -186,9 +186,9 @@ def table_source(cubins: list[Cubin]) -> str:
     return "\n".join(lines)
 
 
-def build(out: Path, jobs: int | None = None) -> tuple[Path, str | None]:
-    """Build everything under `out`. Returns the path of kernel_table.c and nvcc's version, None if there is no nvcc
-    and the table is therefore empty. BuildError says what failed."""
+def build(out: Path, jobs: int | None = None) -> Path:
+    """Build everything under `out` and return the path of kernel_table.c, whose table is empty if there is no nvcc.
+    BuildError says what failed."""
     nvcc = find_nvcc()
     cubins: list[Cubin] = []
     if nvcc:
@@ -203,7 +203,7 @@ def build(out: Path, jobs: int | None = None) -> tuple[Path, str | None]:
     source = table_source(cubins)
     if not table.exists() or table.read_text() != source:  # an unchanged table leaves the host core up to date
         table.write_text(source)
-    return table, nvcc_version(nvcc) if nvcc else None
+    return table
 
 
 def main() -> int:
@@ -212,14 +212,15 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, help="kernels compiled at a time (default: one a core)")
     arguments = parser.parse_args()
     try:
-        _, version = build(arguments.out, arguments.jobs)
+        build(arguments.out, arguments.jobs)
     except BuildError as error:
         print(error, file=sys.stderr)
         return 1
-    if version is None:
+    nvcc = find_nvcc()
+    if nvcc is None:
         print("nvcc was not found (CUDA_HOME, then PATH): no kernels built, the package will be CPU-only")
     else:
-        print(f"{len(KERNELS)} cubins under {arguments.out / 'cubins'} (nvcc {version})")
+        print(f"{len(KERNELS)} cubins under {arguments.out / 'cubins'} (nvcc {nvcc_version(nvcc)})")
     return 0
 
 

@@ -23,7 +23,9 @@ DHP_PTX int warp_index(void) { return __shfl_sync(0xffffffffu, (int)threadIdx.x 
 
 DHP_PTX void mbarrier_init(uint32_t barrier, int arrivals) {
   asm volatile("{.reg .pred one; elect.sync _|one, 0xffffffff;\n"
-               "@one mbarrier.init.shared::cta.b64 [%0], %1;}" ::"r"(barrier), "r"(arrivals) : "memory");
+               "@one mbarrier.init.shared::cta.b64 [%0], %1;}" ::"r"(barrier),
+               "r"(arrivals)
+               : "memory");
 }
 
 DHP_PTX void fence_mbarrier_init(void) { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
@@ -31,7 +33,8 @@ DHP_PTX void fence_mbarrier_init(void) { asm volatile("fence.mbarrier_init.relea
 /* If go: one arrival for the calling warp, and the number of bytes that TMA will deliver in this phase. */
 DHP_PTX void mbarrier_arrive_expect_tx(int go, uint32_t barrier, uint32_t bytes) {
   asm volatile("{.reg .pred one; elect.sync _|one, 0xffffffff; setp.ne.and.s32 one, %2, 0, one;\n"
-               "@one mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;}" ::"r"(barrier), "r"(bytes), "r"(go)
+               "@one mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;}" ::"r"(barrier),
+               "r"(bytes), "r"(go)
                : "memory");
 }
 
@@ -45,26 +48,27 @@ DHP_PTX void mbarrier_arrive_expect_tx(int go, uint32_t barrier, uint32_t bytes)
  * through). A predicate instead of the choice would be made into a branch. After the last try in a row comes one sleep
  * of 1 to 2 ms, or of 0 if both are there, for launches that were preempted; then the last try.
  */
-#define TRY_BOTH                                                                                                       \
-  "mbarrier.try_wait.parity.shared::cta.b64 first, [%1], first_parity;\n"                                              \
+#define TRY_BOTH                                                          \
+  "mbarrier.try_wait.parity.shared::cta.b64 first, [%1], first_parity;\n" \
   "mbarrier.try_wait.parity.shared::cta.b64 second, [%3], second_parity;\n"
-#define TRY_BOTH_AGAIN                                                                                                 \
-  "selp.u32 first_parity, %2, first_same, first;\n"                                                                    \
+#define TRY_BOTH_AGAIN                              \
+  "selp.u32 first_parity, %2, first_same, first;\n" \
   "selp.u32 second_parity, %4, second_same, second;\n" TRY_BOTH
-#define DEFINE_WAIT_BOTH(name, tries)                                                                                  \
-  DHP_PTX uint32_t name(uint32_t first, uint32_t first_parity, uint32_t second, uint32_t second_parity,                \
-                        uint32_t zero) {                                                                               \
-    uint32_t done;                                                                                                     \
-    asm volatile("{.reg .pred first, second, both;\n"                                                                  \
-                 ".reg .u32 first_parity, first_same, second_parity, second_same, sleep_ns;\n"                         \
-                 "mov.u32 first_parity, %2; xor.b32 first_same, %2, %5;\n"                                             \
-                 "mov.u32 second_parity, %4; xor.b32 second_same, %4, %5;\n" tries                                     \
-                 "and.pred both, first, second; selp.u32 sleep_ns, 0, 1000000, both; nanosleep.u32 sleep_ns;\n"        \
-                 TRY_BOTH_AGAIN "and.pred both, first, second; selp.u32 %0, 1, 0, both;}"                              \
-                 : "=r"(done)                                                                                          \
-                 : "r"(first), "r"(first_parity), "r"(second), "r"(second_parity), "r"(zero)                           \
-                 : "memory");                                                                                          \
-    return done;                                                                                                       \
+#define DEFINE_WAIT_BOTH(name, tries)                                                                                 \
+  DHP_PTX uint32_t name(uint32_t first, uint32_t first_parity, uint32_t second, uint32_t second_parity,               \
+                        uint32_t zero) {                                                                              \
+    uint32_t done;                                                                                                    \
+    asm volatile(                                                                                                     \
+        "{.reg .pred first, second, both;\n"                                                                          \
+        ".reg .u32 first_parity, first_same, second_parity, second_same, sleep_ns;\n"                                 \
+        "mov.u32 first_parity, %2; xor.b32 first_same, %2, %5;\n"                                                     \
+        "mov.u32 second_parity, %4; xor.b32 second_same, %4, %5;\n" tries                                             \
+        "and.pred both, first, second; selp.u32 sleep_ns, 0, 1000000, both; nanosleep.u32 sleep_ns;\n" TRY_BOTH_AGAIN \
+        "and.pred both, first, second; selp.u32 %0, 1, 0, both;}"                                                     \
+        : "=r"(done)                                                                                                  \
+        : "r"(first), "r"(first_parity), "r"(second), "r"(second_parity), "r"(zero)                                   \
+        : "memory");                                                                                                  \
+    return done;                                                                                                      \
   }
 
 /* In the main loop: 12 us, then the sleep. Takes some 150 cycles when both are there. */
@@ -85,15 +89,18 @@ DHP_PTX void tma_load(int go, uint32_t destination, const CUtensorMap *map, uint
                       int b) {
   asm volatile("{.reg .pred one; elect.sync _|one, 0xffffffff; setp.ne.and.s32 one, %7, 0, one;\n"
                "@one cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes"
-               " [%0], [%1, {%3, %4, %5, %6}], [%2];}" ::"r"(destination), "l"(map), "r"(barrier), "r"(d), "r"(s),
-               "r"(h), "r"(b), "r"(go) : "memory");
+               " [%0], [%1, {%3, %4, %5, %6}], [%2];}" ::"r"(destination),
+               "l"(map), "r"(barrier), "r"(d), "r"(s), "r"(h), "r"(b), "r"(go)
+               : "memory");
 }
 
 /* Box from shared memory to (d, s, h, b); elements outside the tensor are not written. */
 DHP_PTX void tma_store(const CUtensorMap *map, uint32_t source, int d, int s, int h, int b) {
   asm volatile("{.reg .pred one; elect.sync _|one, 0xffffffff;\n"
                "@one cp.async.bulk.tensor.4d.global.shared::cta.bulk_group"
-               " [%0, {%2, %3, %4, %5}], [%1];}" ::"l"(map), "r"(source), "r"(d), "r"(s), "r"(h), "r"(b) : "memory");
+               " [%0, {%2, %3, %4, %5}], [%1];}" ::"l"(map),
+               "r"(source), "r"(d), "r"(s), "r"(h), "r"(b)
+               : "memory");
 }
 
 /* Waits until the stores of this thread have been read from shared memory and written. */
@@ -117,7 +124,8 @@ DHP_PTX void wgmma_commit(void) { asm volatile("wgmma.commit_group.sync.aligned;
  * so a descriptor moves by n bytes by adding n / 16.
  */
 DHP_PTX uint64_t matrix_descriptor(uint32_t address, uint32_t leading) {
-  return (uint64_t)((address & 0x3ffffu) >> 4) | (uint64_t)(leading >> 4) << 16 | (uint64_t)(1024 >> 4) << 32 | 1ull << 62;
+  return (uint64_t)((address & 0x3ffffu) >> 4) | (uint64_t)(leading >> 4) << 16 | (uint64_t)(1024 >> 4) << 32 |
+         1ull << 62;
 }
 
 /* ---- arithmetic without slow paths ----------------------------------------------------------------------------- */
@@ -141,6 +149,13 @@ DHP_PTX float reciprocal_ftz(float x) {
   return y;
 }
 
+/* 1 if a > b, else 0: FSET, without a predicate (9.7.4). */
+DHP_PTX float greater(float a, float b) {
+  float one_or_zero;
+  asm("set.gt.f32.f32 %0, %1, %2;" : "=f"(one_or_zero) : "f"(a), "f"(b));
+  return one_or_zero;
+}
+
 /* Two floats to one register of two 16-bit elements, the first in the low half, round to nearest even (9.7.9.21). */
 DHP_PTX uint32_t pack_two(float low, float high) {
   uint32_t pair;
@@ -152,10 +167,12 @@ DHP_PTX uint32_t pack_two(float low, float high) {
   return pair;
 }
 
-/* Four 8x8 matrices of 16-bit elements to shared memory; lane l gives the address of row l % 8 of matrix l / 8 (9.7.9). */
+/* Four 8x8 matrices of 16-bit elements to shared memory; lane l gives the address of row l % 8 of matrix l / 8 (9.7.9).
+ */
 DHP_PTX void stmatrix_x4(uint32_t address, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(a), "r"(b),
-               "r"(c), "r"(d) : "memory");
+               "r"(c), "r"(d)
+               : "memory");
 }
 
 #endif

@@ -33,7 +33,8 @@ static py::dict kernel_dict(const dhp_kernel_info &k) {
 
 static py::list kernels() {
   py::list list;
-  for (int i = 0; i < dhp_kernel_count(); i++) list.append(kernel_dict(*dhp_kernel(i)));
+  for (int i = 0; i < dhp_kernel_count(); i++)
+    list.append(kernel_dict(*dhp_kernel(i)));
   return list;
 }
 
@@ -76,7 +77,8 @@ static py::object plan(const Shape &q, const Shape &k, const std::string &dtype,
 }
 
 static py::dict build_info() {
-  return py::dict("version"_a = DHP_VERSION, "cuda"_a = sizeof(DHP_NVCC_VERSION) > 1 ? py::object(py::str(DHP_NVCC_VERSION)) : py::none(),
+  return py::dict("version"_a = DHP_VERSION,
+                  "cuda"_a = sizeof(DHP_NVCC_VERSION) > 1 ? py::object(py::str(DHP_NVCC_VERSION)) : py::none(),
                   "compiler"_a = __VERSION__, "max_head_dim_cuda"_a = dhp_cuda_max_head_dim());
 }
 

@@ -1,0 +1,13 @@
+from collections.abc import Sequence
+from typing import Any
+
+def kernels() -> list[dict[str, Any]]: ...
+def cubin(name: str) -> bytes: ...
+def plan(
+    q_shape: Sequence[int],
+    k_shape: Sequence[int],
+    dtype: str,
+    is_causal: bool = False,
+    causal_offset: int = 0,
+) -> dict[str, Any] | None: ...
+def build_info() -> dict[str, Any]: ...
