@@ -133,6 +133,7 @@ static dhp_status enqueue(const dhp_driver *driver, CUfunction function, const d
       .heads_per_group = plan->heads_per_group,
       .scale = args->scale,
       .scale_log2 = scale_log2,
+      .highest_score = FLT_MAX / fmaxf(1.f, ldexpf(1.f, exponent)),
       .scale_to_power_of_two = ldexpf(1.f, exponent) - scale_log2,
       .zero = 0,
   };

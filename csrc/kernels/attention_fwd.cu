@@ -168,18 +168,15 @@ static __device__ __forceinline__ void issue_output(float *o, const uint32_t *p,
 /*
  * Running statistics of the two rows a thread shares with its quad: the wgmma accumulator gives thread l of a warp the
  * rows l / 4 and l / 4 + 8, columns 2 (l % 4) + {0, 1} of each block of eight.
+ *
+ * A shift is finite, and so is its product with the scale: -inf minus -inf, in a row whose scores are all masked so
+ * far, would be NaN. A score of +inf still gives a sum of +inf, and the row inf / inf.
  */
 typedef struct row_stats {
-  float max[2];     /* of the raw scores, over the quad */
+  float shift[2];   /* what is subtracted from the raw scores: their maximum so far, kept within +-highest_score */
   float sum[2];     /* of exp2(scaled score - scaled shift), this thread's columns only */
   float rescale[2]; /* what the last step multiplied sum by, and O still has to be multiplied by */
 } row_stats;
-
-/*
- * What is subtracted from the scores of a row: its maximum, or 0 while that is infinite. -inf (no finite score yet)
- * minus -inf would be NaN; after +inf, the sum becomes +inf and the row inf / inf, as it does without any subtraction.
- */
-static __device__ __forceinline__ float shift_of(float max) { return fabsf(max) == INFINITY ? 0.f : max; }
 
 /*
  * fma(s, scale, -shift scale) rounds shift scale first. That error is common to the row and cancels, unless it is so
@@ -213,11 +210,10 @@ static __device__ __forceinline__ void softmax_step(float *s, row_stats *stats, 
       top = fmaxf(top, fmaxf(s[i + 2 * r], s[i + 2 * r + 1]));
     top = fmaxf(top, __shfl_xor_sync(FULL_MASK, top, 1));
     top = fmaxf(top, __shfl_xor_sync(FULL_MASK, top, 2));
-    top = fmaxf(top, stats->max[r]);
-    const float shift = shift_of(top), scale = scale_of(shift, p), scaled = shift * scale;
-    const float rescale = exp2_ftz(fmaf(shift_of(stats->max[r]), scale, -scaled));
-    stats->rescale[r] = stats->max[r] == -INFINITY ? 0.f : rescale; /* nothing yet, and 0 times inf is not 0 */
-    stats->max[r] = top;
+    top = fmaxf(top, stats->shift[r]);
+    const float shift = fminf(top, p->highest_score), scale = scale_of(shift, p), scaled = shift * scale;
+    stats->rescale[r] = exp2_ftz(fmaf(stats->shift[r], scale, -scaled));
+    stats->shift[r] = shift;
     float sum = 0.f;
 #pragma unroll
     for (int i = 2 * r; i < SCORES; i += 4) {
@@ -309,7 +305,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) dhp_attention_fwd(const
 #pragma unroll
   for (int i = 0; i < OUTPUTS; i++)
     o[i] = 0.f;
-  row_stats stats = {{-INFINITY, -INFINITY}, {0.f, 0.f}, {0.f, 0.f}};
+  row_stats stats = {{-p.highest_score, -p.highest_score}, {0.f, 0.f}, {0.f, 0.f}};
   const int row[2] = {w.row + warp * 16 + lane / 4, w.row + warp * 16 + lane / 4 + 8};
   int last_key[2]; /* the last key that the row sees, -1 or less for none */
 #pragma unroll
@@ -414,7 +410,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) dhp_attention_fwd(const
   float *const lse = p.lse + ((int64_t)w.batch * p.heads + w.head) * p.seqlen_q;
 #pragma unroll
   for (int r = 0; r < 2; r++) {
-    const float value = fmaf(log2_ftz(stats.sum[r]), LN2, shift_of(stats.max[r]) * p.scale) + poison;
+    const float value = fmaf(log2_ftz(stats.sum[r]), LN2, stats.shift[r] * p.scale) + poison;
     if (p.lse && lane % 4 == 0 && row[r] < p.seqlen_q) lse[row[r]] = keep[r] ? value : -INFINITY;
   }
 }

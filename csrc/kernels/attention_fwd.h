@@ -24,6 +24,7 @@ typedef struct dhp_fwd_params {
   int32_t is_causal, causal_offset; /* offset clamped to [-seqlen_q, seqlen_k]: beyond that nothing changes */
   int32_t q_tiles, heads_per_group; /* the static schedule: see attention_fwd.cu */
   float scale, scale_log2;          /* softmax scale, and the same times log2(e) */
+  float highest_score;              /* its product with scale_log2, or the next power of two, is finite */
   float scale_to_power_of_two;      /* what has to be added to scale_log2 to make it the next power of two */
   uint32_t zero;                    /* 0, which the compiler must not know: see mbarrier_wait_both in ptx.cuh */
 } dhp_fwd_params;

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import os
 import platform
 import subprocess
 from pathlib import Path
@@ -60,9 +61,14 @@ def _cpu() -> dict[str, Any]:
 
 
 def git_commit() -> dict[str, Any]:
-    """The commit of the checkout that the package is used from; dirty if tracked files differ from it."""
+    """The commit of the checkout that the package is used from; dirty if tracked files differ from it.
+
+    A copy without git takes the commit from the environment variable DHP_SAFE_FA_COMMIT, and cannot say if it is dirty.
+    """
     root = str(Path(__file__).resolve().parents[2])
-    commit = _output("git", "-C", root, "rev-parse", "HEAD") if (Path(root) / ".git").exists() else None
+    if not (Path(root) / ".git").exists():
+        return {"commit": os.environ.get("DHP_SAFE_FA_COMMIT"), "dirty": None}
+    commit = _output("git", "-C", root, "rev-parse", "HEAD")
     changes = _output("git", "-C", root, "status", "--porcelain", "--untracked-files=no") if commit else None
     return {"commit": commit, "dirty": None if changes is None else changes != ""}
 
