@@ -16,7 +16,7 @@
  * There are no "empty" barriers: whoever gets the turn in step t knows that every warp has finished step t-1, so the
  * places of k(t-1) and v(t-2) are free. The loader, the first warp of the last warpgroup, asks TMA for the tiles that
  * come there STAGES steps later, right after it has issued its products. Then every warp waits for the tiles of step
- * t+1, in the shadow of those products.
+ * t+1, in the shadow of those products or, in a lone warpgroup, after the softmax.
  *
  * Keys are walked from the last visible tile down to tile 0, in tiles of TILE_K counted from key 0, so the tiles that
  * need a mask come first, and the order of every sum is fixed by the keys alone: a row's bits do not depend on its
@@ -329,25 +329,34 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) dhp_attention_fwd(const
   bar_sync(TURN + group, TURN_THREADS);
   issue_scores(s, q_descriptor, k_descriptor);
 
-/* Ends the part of a step that is issued in the turn: on to step t+1, whose tiles every warp awaits. */
-#define END_TURN()                                                                                   \
-  do {                                                                                               \
-    t++;                                                                                             \
-    oldest = previous.slot;                                                                          \
-    previous = tile;                                                                                 \
-    tile = place_after(tile);                                                                        \
-    /* past the last tile there is no k to await: the parity of the round before is there already */ \
-    arrived &= mbarrier_wait_both(k_full + 8 * tile.slot, tile.parity ^ (uint32_t)(t >= w.tiles),    \
-                                  v_full + 8 * previous.slot, previous.parity, p.zero);              \
-    if (WARPGROUPS > 1) bar_arrive(next_turn, TURN_THREADS);                                         \
+/* Past the last tile there is no k to await: the parity of the round before is there already. */
+#define AWAIT_TILES()                                                                           \
+  arrived &= mbarrier_wait_both(k_full + 8 * tile.slot, tile.parity ^ (uint32_t)(t >= w.tiles), \
+                                v_full + 8 * previous.slot, previous.parity, p.zero)
+
+/* Ends the part of a step that is issued in the turn: on to step t+1. */
+#define END_TURN()                         \
+  do {                                     \
+    t++;                                   \
+    oldest = previous.slot;                \
+    previous = tile;                       \
+    tile = place_after(tile);              \
+    if (WARPGROUPS > 1) {                  \
+      AWAIT_TILES();                       \
+      bar_arrive(next_turn, TURN_THREADS); \
+    }                                      \
   } while (0)
 
-/* Softmax of S(t-1), after END_TURN moved t on. */
+/*
+ * Softmax of S(t-1), after END_TURN moved t on. A lone warpgroup awaits its tiles only now, because it has no turn to
+ * hand over, and with two stages they were asked for in this very step.
+ */
 #define SOFTMAX(masked)                                                \
   do {                                                                 \
     const int column = (w.tiles - t) * TILE_K + first_column;          \
     const int limit[2] = {last_key[0] - column, last_key[1] - column}; \
     softmax_step(s, &stats, &p, limit, masked);                        \
+    if (WARPGROUPS == 1) AWAIT_TILES();                                \
   } while (0)
 
 /* Step t > 0. A macro, because the loop exists with and without the mask and all of it lives in the kernel's registers.
