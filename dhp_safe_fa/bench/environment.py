@@ -63,13 +63,14 @@ def _cpu() -> dict[str, Any]:
 def git_commit() -> dict[str, Any]:
     """The commit of the checkout that the package is used from; dirty if tracked files differ from it.
 
-    A copy without git takes the commit from the environment variable DHP_SAFE_FA_COMMIT, and cannot say if it is dirty.
+    A copy without history takes the commit from the environment variable DHP_SAFE_FA_COMMIT, and cannot say if it is
+    dirty.
     """
     root = str(Path(__file__).resolve().parents[2])
-    if not (Path(root) / ".git").exists():
+    commit = _output("git", "-C", root, "rev-parse", "--verify", "HEAD") if (Path(root) / ".git").exists() else None
+    if commit is None:
         return {"commit": os.environ.get("DHP_SAFE_FA_COMMIT"), "dirty": None}
-    commit = _output("git", "-C", root, "rev-parse", "HEAD")
-    changes = _output("git", "-C", root, "status", "--porcelain", "--untracked-files=no") if commit else None
+    changes = _output("git", "-C", root, "status", "--porcelain", "--untracked-files=no")
     return {"commit": commit, "dirty": None if changes is None else changes != ""}
 
 
