@@ -29,6 +29,7 @@
  */
 #include <cuda.h>
 
+#include "../ct.h"
 #include "attention_fwd.h"
 #include "ptx.cuh"
 #include "wgmma.h"
@@ -50,7 +51,6 @@ enum {
   LOADER_WARP = (WARPGROUPS - 1) * WARPS_PER_GROUP
 };
 
-#define LN2 0.693147180559945309f
 #define FULL_MASK 0xffffffffu
 
 /* ---- shared memory and barriers -------------------------------------------------------------------------------- */
@@ -212,13 +212,13 @@ static __device__ __forceinline__ void softmax_step(float *s, row_stats *stats, 
     top = fmaxf(top, __shfl_xor_sync(FULL_MASK, top, 2));
     top = fmaxf(top, stats->shift[r]);
     const float shift = fminf(top, p->highest_score), scale = scale_of(shift, p), scaled = shift * scale;
-    stats->rescale[r] = exp2_ftz(fmaf(stats->shift[r], scale, -scaled));
+    stats->rescale[r] = dhp_ct_exp2(fmaf(stats->shift[r], scale, -scaled));
     stats->shift[r] = shift;
     float sum = 0.f;
 #pragma unroll
     for (int i = 2 * r; i < SCORES; i += 4) {
-      s[i] = exp2_ftz(fmaf(s[i], scale, -scaled));
-      s[i + 1] = exp2_ftz(fmaf(s[i + 1], scale, -scaled));
+      s[i] = dhp_ct_exp2(fmaf(s[i], scale, -scaled));
+      s[i + 1] = dhp_ct_exp2(fmaf(s[i + 1], scale, -scaled));
       sum += s[i] + s[i + 1];
     }
     stats->sum[r] = fmaf(stats->sum[r], stats->rescale[r], sum);
@@ -398,7 +398,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) dhp_attention_fwd(const
   for (int r = 0; r < 2; r++) {
     stats.sum[r] += __shfl_xor_sync(FULL_MASK, stats.sum[r], 1);
     stats.sum[r] += __shfl_xor_sync(FULL_MASK, stats.sum[r], 2);
-    factor[r] = reciprocal_ftz(stats.sum[r]) + poison;
+    factor[r] = dhp_ct_reciprocal(stats.sum[r]) + poison;
     keep[r] = last_key[r] >= 0;
   }
   wgmma_wait(0);
@@ -419,7 +419,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) dhp_attention_fwd(const
   float *const lse = p.lse + ((int64_t)w.batch * p.heads + w.head) * p.seqlen_q;
 #pragma unroll
   for (int r = 0; r < 2; r++) {
-    const float value = fmaf(log2_ftz(stats.sum[r]), LN2, stats.shift[r] * p.scale) + poison;
+    const float value = dhp_ct_log(stats.sum[r]) + stats.shift[r] * p.scale + poison;
     if (p.lse && lane % 4 == 0 && row[r] < p.seqlen_q) lse[row[r]] = keep[r] ? value : -INFINITY;
   }
 }

@@ -128,26 +128,8 @@ DHP_PTX uint64_t matrix_descriptor(uint32_t address, uint32_t leading) {
          1ull << 62;
 }
 
-/* ---- arithmetic without slow paths ----------------------------------------------------------------------------- */
-/* exp2f, logf and 1/x repair denormals under a predicate on the value; these instructions do not (9.7.3). */
-
-DHP_PTX float exp2_ftz(float x) {
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
-
-DHP_PTX float log2_ftz(float x) {
-  float y;
-  asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
-
-DHP_PTX float reciprocal_ftz(float x) {
-  float y;
-  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
+/* ---- arithmetic ------------------------------------------------------------------------------------------------ */
+/* Exponential, logarithm and reciprocal without a slow path are shared with the CPU kernel: ../ct.h. */
 
 /* 1 if a > b, else 0: FSET, without a predicate (9.7.4). */
 DHP_PTX float greater(float a, float b) {
