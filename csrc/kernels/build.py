@@ -27,7 +27,7 @@ from unbranch import unbranch  # noqa: E402
 from wgmma import header  # noqa: E402
 
 SOURCE = HERE / "attention_fwd.cu"
-INPUTS = sorted(path for path in HERE.iterdir() if path.suffix in (".cu", ".cuh", ".h", ".py")) + [HERE.parent / "ct.h"]
+INPUTS = [HERE.parent / "ct.h", *sorted(path for path in HERE.iterdir() if path.suffix in (".cu", ".cuh", ".h", ".py"))]
 ENTRY = "dhp_attention_fwd"
 
 
