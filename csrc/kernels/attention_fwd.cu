@@ -273,8 +273,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) dhp_attention_fwd(const
   const int group = warp / WARPS_PER_GROUP, lane = (int)threadIdx.x % 32;
   const int is_loader = warp == LOADER_WARP;
 
-  /* Barriers. */
+  /* Barriers, while the tensor maps are fetched. */
   if (warp == 0) {
+    tma_prefetch_map(&q_map);
+    tma_prefetch_map(&k_map);
+    tma_prefetch_map(&v_map);
     mbarrier_init(q_full, 1);
 #pragma unroll
     for (int slot = 0; slot < STAGES; slot++) {

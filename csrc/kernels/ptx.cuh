@@ -103,9 +103,15 @@ DHP_PTX void tma_store(const CUtensorMap *map, uint32_t source, int d, int s, in
                : "memory");
 }
 
-/* Waits until the stores of this thread have been read from shared memory and written. */
+/* Waits until the stores of this thread have read shared memory, which must live that long; the kernel's end waits for
+ * their writes. */
 DHP_PTX void tma_store_wait(void) {
-  asm volatile("cp.async.bulk.commit_group;\n cp.async.bulk.wait_group 0;" ::: "memory");
+  asm volatile("cp.async.bulk.commit_group;\n cp.async.bulk.wait_group.read 0;" ::: "memory");
+}
+
+/* Fetches a tensor map into the cache that TMA reads it from. */
+DHP_PTX void tma_prefetch_map(const CUtensorMap *map) {
+  asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
 
 /* Makes ordinary shared memory writes visible to TMA and wgmma (9.7.13.4). */
