@@ -116,22 +116,30 @@ void check_same_device(const char *name, const Tensor &t, const Tensor &q) {
  * exactly if the tensor does not require grad.
  */
 
-bool is_leaf(StableIValue view) {
-  StableIValue stack[] = {view};
-  check(torch_call_dispatcher("aten::is_leaf", "", stack, TORCH_ABI_VERSION));
+bool ask(const char *question, StableIValue tensor) {
+  StableIValue stack[] = {tensor};
+  check(torch_call_dispatcher(question, "", stack, TORCH_ABI_VERSION));
   return torch::stable::detail::to<bool>(stack[0]);
 }
 
-/* Does autograd see the operations of this kernel? Not below a __torch_dispatch__ mode, where there is nothing to
- * refuse. */
+bool is_leaf(StableIValue view) { return ask("aten::is_leaf", view); }
+
+/*
+ * Does autograd see the operations of this kernel? Not below a __torch_dispatch__ mode, and not in inference mode,
+ * where there is nothing to refuse. A tensor made in inference mode never takes part in autograd, so it is no probe for
+ * later.
+ */
 bool autograd_is_listening() {
-  static const Tensor probe = [] {
+  if (!aoti_torch_grad_mode_is_enabled()) return false;
+  thread_local std::optional<Tensor> probe;
+  if (!probe) {
     const int64_t sizes[] = {1};
     Tensor t = torch::stable::empty({sizes, 1}, ScalarType::Float);
-    return t.set_requires_grad(true);
-  }();
-  if (!aoti_torch_grad_mode_is_enabled()) return false;
-  StableIValue stack[] = {torch::stable::detail::from(probe)};
+    if (ask("aten::is_inference", torch::stable::detail::from(t))) return false;
+    t.set_requires_grad(true);
+    probe = t;
+  }
+  StableIValue stack[] = {torch::stable::detail::from(*probe)};
   check(torch_call_dispatcher("aten::alias", "", stack, TORCH_ABI_VERSION));
   return !is_leaf(stack[0]);
 }
