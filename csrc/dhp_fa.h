@@ -114,7 +114,10 @@ typedef struct dhp_kernel_info {
   dhp_dtype dtype;
   int head_dim;              /* largest D it serves; smaller ones by zero fill */
   int tile_q, tile_k;        /* query rows a CTA, keys a step */
-  int warpgroups, stages;    /* warpgroups of 128 threads; K and V tiles in flight */
+  int warpgroups;            /* of 128 threads and 64 query rows */
+  int k_stages, v_stages;    /* places for tiles of K and of V in shared memory */
+  int ctas;                  /* on a multiprocessor */
+  int turn_cycles;           /* about; of a multiprocessor full of such CTAs, for one key tile each */
   int threads, shared_bytes; /* per CTA */
   int registers;             /* per thread, as ptxas reports */
   int spill_bytes;
@@ -123,9 +126,11 @@ typedef struct dhp_kernel_info {
 /* What a call will launch; a function of public shape alone. */
 typedef struct dhp_plan {
   const dhp_kernel_info *kernel; /* NULL: nothing to launch (an empty output) */
-  int64_t grid;                  /* CTAs */
-  int64_t q_tiles;               /* CTAs along Sq */
-  int heads_per_group;           /* heads whose K and V are meant to stay in L2 together */
+  int64_t grid;                  /* CTAs; each computes every grid-th item */
+  int64_t items;                 /* query tiles of all packs */
+  int heads_per_tile;            /* query heads of one key head that share a tile, a "pack": a power of two */
+  int64_t q_tiles;               /* query tiles along Sq */
+  int packs_per_group;           /* packs whose K and V are meant to stay in L2 together */
 } dhp_plan;
 
 DHP_API int dhp_kernel_count(void); /* 0 in a build without nvcc */

@@ -1,8 +1,8 @@
 /*
  * plan.c - public shape to launch: which kernel, how many CTAs, in which order.
  *
- * A plan may choose how many query rows share a CTA, because that changes no output bit; it may not choose another key
- * tile for a head_dim, because that would. It never looks at a value.
+ * A plan may choose how many query rows, and of how many heads, share a CTA, because that changes no output bit; it may
+ * not choose another key tile for a head_dim, because that would. It never looks at a value.
  */
 #include "plan.h"
 
@@ -15,8 +15,10 @@ enum {
   MULTIPROCESSORS = 132,
   /* Keys and values that are meant to stay in the 50 MB L2 at a time, beside queries and outputs passing through. */
   L2_BUDGET_BYTES = 32 << 20,
-  /* The x dimension of a CUDA grid. */
-  MAX_GRID = INT32_MAX
+  /* Query tiles of a launch: the kernel counts them in int32, and adds the size of the grid to the last. */
+  MAX_ITEMS = INT32_MAX - 1024,
+  /* Query rows that a warpgroup of the kernels holds. */
+  ROWS = 64
 };
 
 int dhp_kernel_count(void) { return dhp_kernel_table_size; }
@@ -57,17 +59,48 @@ static int kernel_head_dim(dhp_dtype dtype, int64_t head_dim) {
   return best;
 }
 
+/* How a kernel would share out the work of a call. */
+typedef struct sharing {
+  int heads_per_tile;
+  int64_t packs, q_tiles; /* of all batches; of one pack */
+} sharing;
+
+/* Heads of one key head share a tile, in equal parts, while all of their query rows fit 64 rows. */
+static sharing share(const dhp_attention *args, const dhp_kernel_info *kernel) {
+  const int64_t *const q = args->q.size;
+  const int64_t heads_per_key_head = q[1] / args->k.size[1];
+  int pack = 1;
+  while (heads_per_key_head % (2 * pack) == 0 && 2 * pack * q[2] <= ROWS)
+    pack *= 2;
+  return (sharing){pack, q[0] * q[1] / pack, ceil_div(q[2], kernel->warpgroups * ROWS / pack)};
+}
+
 /*
- * The kernel with the most query rows a CTA that still gives every multiprocessor one: more rows read k and v less
- * often. If even the smallest tile leaves some idle, the smallest one.
+ * About how many cycles the launch takes: rounds of CTAs, times key tiles of a walk, times the cycles of a turn. A walk
+ * starts and ends at the cost of one and a half turns, or half of one if other CTAs on the multiprocessor fill the gap;
+ * a multiprocessor with room for more CTAs than there are takes fewer cycles a turn.
  */
-static const dhp_kernel_info *choose_kernel(dhp_dtype dtype, int head_dim, int64_t heads, int64_t seqlen_q) {
+static double cost_of(const dhp_attention *args, const dhp_kernel_info *kernel) {
+  const sharing by = share(args, kernel);
+  const double items = (double)by.packs * (double)by.q_tiles, per_multiprocessor = items / MULTIPROCESSORS;
+  const double rounds = items <= (double)MULTIPROCESSORS * kernel->ctas
+                            ? 1.
+                            : (double)ceil_div(by.packs * by.q_tiles, (int64_t)MULTIPROCESSORS * kernel->ctas);
+  const double together = per_multiprocessor <= 1.            ? 1.
+                          : per_multiprocessor < kernel->ctas ? per_multiprocessor
+                                                              : kernel->ctas;
+  const double crowd = rounds > 1. ? 1. : (1. + together) / (1. + kernel->ctas);
+  const double seen = args->is_causal ? ((double)dhp_keys_seen(args) + kernel->tile_q) / 2. : (double)args->k.size[2];
+  const double tiles = seen / kernel->tile_k + (kernel->ctas > 1 ? .5 : 1.5);
+  return rounds * crowd * tiles * kernel->turn_cycles;
+}
+
+static const dhp_kernel_info *choose_kernel(const dhp_attention *args, int head_dim) {
   const dhp_kernel_info *best = NULL;
   for (int i = 0; i < dhp_kernel_table_size; i++) {
     const dhp_kernel_info *const kernel = &dhp_kernel_table[i];
-    if (kernel->dtype != dtype || kernel->head_dim != head_dim) continue;
-    const int fills = heads * ceil_div(seqlen_q, kernel->tile_q) >= MULTIPROCESSORS;
-    if (!best || (kernel->tile_q > best->tile_q ? fills : !fills && kernel->tile_q < best->tile_q)) best = kernel;
+    if (kernel->dtype != args->q.dtype || kernel->head_dim != head_dim) continue;
+    if (!best || cost_of(args, kernel) < cost_of(args, best)) best = kernel;
   }
   return best;
 }
@@ -89,23 +122,25 @@ dhp_status dhp_plan_attention(const dhp_attention *args, dhp_plan *plan, dhp_err
   if (q[0] == 0 || q[1] == 0 || q[2] == 0) return DHP_OK;
 
   /* batch * heads first: each factor below 2^31 or the product of the checks below would overflow int64 */
-  if (q[0] > MAX_GRID || q[1] > MAX_GRID || q[0] * q[1] > MAX_GRID)
+  if (q[0] > MAX_ITEMS || q[1] > MAX_ITEMS || q[0] * q[1] > MAX_ITEMS)
     return dhp_fail(error, DHP_UNSUPPORTED, "q: batch %lld times heads %lld; supported on CUDA: up to %d together",
-                    (long long)q[0], (long long)q[1], MAX_GRID);
-  const int64_t heads = q[0] * q[1];
-  const dhp_kernel_info *const kernel = choose_kernel(args->q.dtype, head_dim, heads, q[2]);
-  const int64_t q_tiles = ceil_div(q[2], kernel->tile_q);
-  if (heads * q_tiles > MAX_GRID)
+                    (long long)q[0], (long long)q[1], MAX_ITEMS);
+  if (q[0] * q[1] * ceil_div(q[2], ROWS) > MAX_ITEMS)
     return dhp_fail(error, DHP_UNSUPPORTED,
                     "q: %lld heads in the batch of %lld tiles of %d rows; supported on CUDA: up to %d tiles in all",
-                    (long long)heads, (long long)q_tiles, kernel->tile_q, MAX_GRID);
+                    (long long)(q[0] * q[1]), (long long)ceil_div(q[2], ROWS), ROWS, MAX_ITEMS);
 
+  const dhp_kernel_info *const kernel = choose_kernel(args, head_dim);
+  const sharing by = share(args, kernel);
   const int64_t kv_bytes_a_head = 2 * k[2] * kernel->head_dim * 2 + 1; /* + 1: never zero */
   const int64_t key_heads = L2_BUDGET_BYTES / kv_bytes_a_head;
-  const int64_t group = (key_heads > 1 ? key_heads : 1) * (q[1] / k[1]);
+  const int64_t group = (key_heads > 1 ? key_heads : 1) * (q[1] / k[1] / by.heads_per_tile);
+  const int64_t slots = (int64_t)MULTIPROCESSORS * kernel->ctas;
   plan->kernel = kernel;
-  plan->grid = heads * q_tiles;
-  plan->q_tiles = q_tiles;
-  plan->heads_per_group = (int)(group < heads ? group : heads);
+  plan->items = by.packs * by.q_tiles;
+  plan->grid = plan->items < slots ? plan->items : slots;
+  plan->heads_per_tile = by.heads_per_tile;
+  plan->q_tiles = by.q_tiles;
+  plan->packs_per_group = (int)(group < by.packs ? group : by.packs);
   return DHP_OK;
 }

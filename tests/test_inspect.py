@@ -37,7 +37,7 @@ def test_version_is_one() -> None:
 @needs_kernels
 def test_both_dtypes_and_head_dims_are_built() -> None:
     built = {(kernel["dtype"], kernel["head_dim"]) for kernel in KERNELS}
-    assert {(dtype, d) for dtype in ("float16", "bfloat16") for d in (64, 128)} <= built
+    assert {(dtype, d) for dtype in ("float16", "bfloat16") for d in (64, 128, 256)} <= built
 
 
 @needs_kernels
@@ -72,7 +72,7 @@ def test_unknown_kernel() -> None:
 
 @needs_kernels
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-@pytest.mark.parametrize("d", [8, 16, 56, 64, 72, 120, 128])
+@pytest.mark.parametrize("d", [8, 16, 56, 64, 72, 120, 128, 136, 256])
 def test_plan_takes_the_smallest_kernel_that_fits(dtype: str, d: int) -> None:
     by_name = {kernel["name"]: kernel for kernel in KERNELS}
     chosen = by_name[plan((1, 8, 512, d), (1, 8, 512, d), dtype)["kernel"]]
@@ -85,10 +85,13 @@ def test_plan_takes_the_smallest_kernel_that_fits(dtype: str, d: int) -> None:
 def test_plan_covers_every_query_row_once(sq: int) -> None:
     got = plan((3, 10, sq, 64), (3, 5, 77, 64))
     kernel = next(kernel for kernel in KERNELS if kernel["name"] == got["kernel"])
-    assert got["q_tiles"] == -(-sq // kernel["tile_q"])
-    assert got["grid"] == 3 * 10 * got["q_tiles"]
+    pack = got["heads_per_tile"]
+    assert 10 // 5 % pack == 0 and (pack == 1 or pack * sq <= 64)
+    assert got["q_tiles"] == -(-sq * pack // kernel["tile_q"])
+    assert got["items"] == 3 * 10 // pack * got["q_tiles"]
+    assert got["grid"] == min(got["items"], 132 * kernel["ctas"])
     assert got["threads"] == kernel["threads"] and got["shared_bytes"] == kernel["shared_bytes"]
-    assert got["heads_per_group"] >= 1
+    assert got["packs_per_group"] >= 1
 
 
 @needs_kernels
@@ -135,7 +138,7 @@ def test_too_large_for_the_grid(q: tuple[int, ...], k: tuple[int, ...]) -> None:
 def test_largest_supported_grid_is_planned() -> None:
     """A long sequence that real models have: a million tokens of 128 heads."""
     got = plan((1, 128, 2**20, 128), (1, 8, 2**20, 128), "bfloat16", is_causal=True)
-    assert got["grid"] == 128 * got["q_tiles"] and got["grid"] < 2**31
+    assert got["items"] == 128 * got["q_tiles"] and got["grid"] < 2**10
 
 
 @needs_kernels
@@ -163,7 +166,7 @@ def test_plan_refuses(q: tuple[int, ...], k: tuple[int, ...], dtype: str, words:
 
 
 # (B, Hq, Hk, Sq, Sk) from one decoded token to many long rows: every kernel is the plan of one of them.
-CALLS = [(1, 2, 1, 1, 300), (1, 2, 2, 70, 300), (2, 4, 2, 300, 500), (4, 16, 4, 1000, 700), (8, 32, 8, 1500, 130)]
+CALLS = [(1, 2, 1, 1, 300), (1, 2, 2, 70, 300), (2, 4, 2, 300, 500), (4, 16, 4, 1000, 700), (8, 32, 8, 1500, 130), (1, 32, 32, 2300, 2300)]
 
 
 def calls_of(kernel: dict[str, Any]) -> list[tuple[int, int, int, int, int]]:

@@ -74,9 +74,12 @@ static dhp_status load_kernel(const dhp_driver *driver, const dhp_kernel_info *k
 
 /* ---- what is launched ------------------------------------------------------------------------------------------- */
 
-/* The first `length` rows of each head in boxes of `rows` x 64; elements outside read as zero and are not written. */
+/*
+ * The first `length` rows of each head in boxes of `rows` rows of `heads` heads, 64 columns wide; elements outside read
+ * as zero.
+ */
 static dhp_status describe(const dhp_driver *driver, CUtensorMap *map, const dhp_tensor *t, int64_t length, int rows,
-                           dhp_error *error) {
+                           int heads, dhp_error *error) {
   enum { RANK = 4, ELEMENT_BYTES = 2 };
   cuuint64_t sizes[RANK], strides[RANK - 1]; /* innermost first; the innermost stride is the element */
   for (int i = 0; i < RANK; i++)
@@ -87,13 +90,21 @@ static dhp_status describe(const dhp_driver *driver, CUtensorMap *map, const dhp
     /* a stride that is never taken may be anything; TMA wants a multiple of 16 bytes */
     strides[i] = t->size[dim] > 1 ? (cuuint64_t)t->stride[dim] * ELEMENT_BYTES : 16;
   }
-  const cuuint32_t box[RANK] = {DHP_FWD_BOX, (cuuint32_t)rows, 1, 1}, element_strides[RANK] = {1, 1, 1, 1};
+  const cuuint32_t box[RANK] = {DHP_FWD_BOX, (cuuint32_t)rows, (cuuint32_t)heads, 1};
+  const cuuint32_t element_strides[RANK] = {1, 1, 1, 1};
   const CUtensorMapDataType type =
       t->dtype == DHP_BFLOAT16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
   TRY(cuTensorMapEncodeTiled(map, type, RANK, t->data, sizes, strides, box, element_strides,
                              CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
                              CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE));
   return DHP_OK;
+}
+
+static int log2_of(int power) {
+  int log = 0;
+  while (1 << log < power)
+    log++;
+  return log;
 }
 
 /* With the device's context current. */
@@ -108,12 +119,12 @@ static dhp_status enqueue(const dhp_driver *driver, CUfunction function, const d
   const int64_t seqlen_q = args->q.size[2], seqlen_k = dhp_keys_seen(args);
   const dhp_tensor *const k = seqlen_k > 0 ? &args->k : &args->q, *const v = seqlen_k > 0 ? &args->v : &args->q;
   const int64_t length = seqlen_k > 0 ? seqlen_k : 1;
+  const int rows = DHP_FWD_ROWS / plan->heads_per_tile;
 
-  CUtensorMap q_map, k_map, v_map, out_map;
-  dhp_status status = describe(driver, &q_map, &args->q, seqlen_q, kernel->tile_q, error);
-  if (status == DHP_OK) status = describe(driver, &k_map, k, length, kernel->tile_k, error);
-  if (status == DHP_OK) status = describe(driver, &v_map, v, length, kernel->tile_k, error);
-  if (status == DHP_OK) status = describe(driver, &out_map, &args->out, seqlen_q, DHP_FWD_ROWS, error);
+  CUtensorMap q_map, k_map, v_map;
+  dhp_status status = describe(driver, &q_map, &args->q, seqlen_q, rows, plan->heads_per_tile, error);
+  if (status == DHP_OK) status = describe(driver, &k_map, k, length, kernel->tile_k, 1, error);
+  if (status == DHP_OK) status = describe(driver, &v_map, v, length, kernel->tile_k, 1, error);
   if (status != DHP_OK) return status;
 
   /* not 0: a masked score is -inf, and -inf times 0 is NaN */
@@ -121,23 +132,29 @@ static dhp_status enqueue(const dhp_driver *driver, CUfunction function, const d
   int exponent;
   frexpf(scale_log2, &exponent); /* 2^(exponent - 1) <= scale_log2 < 2^exponent: the difference below is exact */
   dhp_fwd_params params = {
+      .out = args->out.data,
+      .out_stride = {args->out.stride[0], args->out.stride[1], args->out.stride[2]},
       .lse = args->lse,
       .batch = (int32_t)args->q.size[0],
       .heads = (int32_t)args->q.size[1],
       .heads_per_key_head = (int32_t)(args->q.size[1] / args->k.size[1]),
       .seqlen_q = (int32_t)seqlen_q,
       .seqlen_k = (int32_t)(seqlen_k > 0 ? seqlen_k : 0),
+      .head_dim = (int32_t)args->q.size[3],
       .is_causal = args->is_causal != 0,
       .causal_offset = dhp_clamp_offset(args),
+      .log2_rows = log2_of(rows),
+      .packs = (int32_t)(args->q.size[1] / plan->heads_per_tile),
+      .items = (int32_t)plan->items,
       .q_tiles = (int32_t)plan->q_tiles,
-      .heads_per_group = plan->heads_per_group,
+      .packs_per_group = plan->packs_per_group,
       .scale = args->scale,
       .scale_log2 = scale_log2,
       .highest_score = FLT_MAX / fmaxf(1.f, ldexpf(1.f, exponent)),
       .scale_to_power_of_two = ldexpf(1.f, exponent) - scale_log2,
       .zero = 0,
   };
-  void *arguments[] = {&q_map, &k_map, &v_map, &out_map, &params};
+  void *arguments[] = {&q_map, &k_map, &v_map, &params};
   TRY(cuLaunchKernel(function, (unsigned int)plan->grid, 1, 1, (unsigned int)kernel->threads, 1, 1,
                      (unsigned int)kernel->shared_bytes, stream, arguments, NULL));
   return DHP_OK;

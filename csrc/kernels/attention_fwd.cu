@@ -1,22 +1,22 @@
 /*
- * attention_fwd.cu - FlashAttention forward for Hopper: out = softmax(scale q k^T) v, one CTA per (batch, head, query
- * tile).
+ * attention_fwd.cu - FlashAttention forward for Hopper: out = softmax(scale q k^T) v. A CTA stays on its multiprocessor
+ * and computes one query tile after another, each a "walk" over the keys that the tile sees.
  *
  * Path of the data: q, k, v tiles come in by TMA (128-byte swizzle), S = q k^T by wgmma from shared memory, softmax in
- * registers, P packed in registers, O += P v by wgmma, O through the warpgroup's own q rows out by TMA.
+ * registers, P packed in registers, O += P v by wgmma, O from registers to global memory.
  *
- * WARPGROUPS warpgroups of 64 query rows share every k and v tile. In step t each warpgroup, in its turn, issues
+ * WARPGROUPS warpgroups of 64 query rows share every k and v tile and take turns at the tensor cores. Turn 0 of a walk
+ * is S(0) alone. In turn t each warpgroup issues
  *
  *     S(t) = q k(t)^T, then O += P(t-1) v(t-1), back to back,
  *
- * hands the turn over, and computes the softmax of S(t) while the tensor cores work for the other warpgroups. The turns
- * are named barriers. With one warpgroup there is no turn to hand over; other CTAs on the multiprocessor take its
- * place.
+ * hands the turn over, and computes the softmax of S(t) while the tensor cores work for the other warpgroups. The last
+ * turn is P v alone; the next walk's q is loaded and O is stored while the others go on. The turns are named barriers.
+ * With one warpgroup there is no turn to hand over; other CTAs on the multiprocessor take its place.
  *
- * There are no "empty" barriers: whoever gets the turn in step t knows that every warp has finished step t-1, so the
- * places of k(t-1) and v(t-2) are free. The loader, the first warp of the last warpgroup, asks TMA for the tiles that
- * come there STAGES steps later, right after it has issued its products. Then every warp waits for the tiles of step
- * t+1, in the shadow of those products or, in a lone warpgroup, after the softmax.
+ * There are no "empty" barriers: whoever gets turn t knows that every warp has finished turn t-1, so the places of
+ * k(t-1) and v(t-2) are free. The loaders, warps of the last warpgroup, ask TMA for the tiles that come there
+ * K_STAGES and V_STAGES turns later, in the next walk if this one ends before. So the stream of tiles never stops.
  *
  * Keys are walked from the last visible tile down to tile 0, in tiles of TILE_K counted from key 0, so the tiles that
  * need a mask come first, and the order of every sum is fixed by the keys alone: a row's bits do not depend on its
@@ -25,7 +25,7 @@
  * CT: q, k and v only ever meet wgmma, fused multiply-adds, selects, max, ex2, rcp, lg2, conversions and quad shuffles
  * with constant lanes. Every branch, address, barrier and predicate is a function of the block index and the launch
  * parameters, or of whether a tile has arrived. A wait is a fixed sequence of suspending tries; a warp that waited in
- * vain makes all its rows NaN.
+ * vain makes all its rows NaN from then on.
  */
 #include <cuda.h>
 
@@ -37,18 +37,19 @@
 /* ---- constants of this kernel ---------------------------------------------------------------------------------- */
 
 enum {
-  TILE_Q = WARPGROUPS * DHP_FWD_ROWS,
   THREADS = WARPGROUPS * DHP_FWD_WARPGROUP,
   BOXES = HEAD_DIM / DHP_FWD_BOX, /* 64-column boxes along head_dim */
   ROW_BYTES = DHP_FWD_BOX * 2,    /* one row of one box */
-  Q_BOX_BYTES = TILE_Q * ROW_BYTES,
+  Q_BOX_BYTES = DHP_FWD_ROWS * ROW_BYTES,
   KV_BOX_BYTES = TILE_K * ROW_BYTES,
-  Q_BYTES = BOXES * Q_BOX_BYTES,
+  Q_BYTES = BOXES * Q_BOX_BYTES, /* of one warpgroup */
   KV_BYTES = BOXES * KV_BOX_BYTES,
   SCORES = TILE_K / 2,    /* floats of S a thread holds: 64 * TILE_K / 128 */
   OUTPUTS = HEAD_DIM / 2, /* floats of O a thread holds */
   WARPS_PER_GROUP = 4,
-  LOADER_WARP = (WARPGROUPS - 1) * WARPS_PER_GROUP
+  FIRST_LOADER = (WARPGROUPS - 1) * WARPS_PER_GROUP,
+  LOADS = BOXES > 2 ? BOXES / 2 : 1, /* boxes that a loader asks for at a time: four warps share those of k and of v */
+  LOADERS = BOXES / LOADS            /* of k; as many of v */
 };
 
 #define FULL_MASK 0xffffffffu
@@ -57,26 +58,23 @@ enum {
 
 enum { /* byte offsets from the 1024-aligned start */
        SHARED_Q = 0,
-       SHARED_K = SHARED_Q + Q_BYTES,
-       SHARED_V = SHARED_K + STAGES * KV_BYTES,
-       SHARED_BARRIERS = SHARED_V + STAGES * KV_BYTES
+       SHARED_K = SHARED_Q + WARPGROUPS * Q_BYTES,
+       SHARED_V = SHARED_K + K_STAGES * KV_BYTES,
+       SHARED_BARRIERS = SHARED_V + V_STAGES * KV_BYTES
 };
 
-enum mbarrier { /* byte offset of the first 8-byte mbarrier of a kind, from SHARED_BARRIERS */
-                Q_FULL = 0,
-                K_FULL = Q_FULL + 8,
-                V_FULL = K_FULL + 8 * STAGES,
-                BARRIER_BYTES = V_FULL + 8 * STAGES
+enum mbarrier {             /* byte offset of the first 8-byte mbarrier of a kind, from SHARED_BARRIERS */
+                Q_FULL = 0, /* + 8 warpgroup */
+                K_FULL = Q_FULL + 8 * WARPGROUPS, /* + 8 slot */
+                V_FULL = K_FULL + 8 * K_STAGES,
+                BARRIER_BYTES = V_FULL + 8 * V_STAGES
 };
 
 static_assert(DHP_FWD_SHARED_ALIGN + SHARED_BARRIERS + BARRIER_BYTES ==
-                  DHP_FWD_SHARED_BYTES(HEAD_DIM, TILE_K, WARPGROUPS, STAGES),
+                  DHP_FWD_SHARED_BYTES(HEAD_DIM, TILE_K, WARPGROUPS, K_STAGES, V_STAGES),
               "the host and the kernel disagree on the shared memory plan");
 
-enum named_barrier {                              /* 0 is __syncthreads */
-                     TURN = 1,                    /* + warpgroup: its turn at the tensor cores */
-                     EPILOGUE = TURN + WARPGROUPS /* + warpgroup: its rows of O are in shared memory */
-};
+enum named_barrier { TURN = 1 /* + warpgroup: its turn at the tensor cores; 0 is __syncthreads */ };
 
 /* Threads that meet at a turn: the warpgroup that takes it and the one that hands it over, if there is another. */
 #define TURN_THREADS (WARPGROUPS > 1 ? 2 * DHP_FWD_WARPGROUP : DHP_FWD_WARPGROUP)
@@ -84,67 +82,135 @@ enum named_barrier {                              /* 0 is __syncthreads */
 /* ---- the static schedule --------------------------------------------------------------------------------------- */
 
 /*
- * Which query tile of which head a CTA computes. CTAs start in the order of their index, so: heads go in groups whose
- * keys and values fit L2; inside a group the longest tiles (the last ones, under a causal mask) come first, and the
- * group's heads vary fastest.
+ * One query tile: which rows of which heads. CTA i computes the tiles i, i + grid, i + 2 grid, and so on, in this
+ * order: packs of heads go in groups whose keys and values fit L2; inside a group the longest tiles (the last ones,
+ * under a causal mask) come first, and the group's packs vary fastest.
  */
 typedef struct work {
-  int batch, head, key_head;
-  int row;    /* first query row */
-  int tiles;  /* key tiles to visit, at least 1 */
-  int masked; /* how many of them need the mask: the first ones visited */
+  int batch, head, key_head; /* head: the first of the pack */
+  int row;                   /* first query row */
+  int tiles;                 /* key tiles to visit; 0 if there is no such query tile */
+  int masked;                /* how many of them need the mask: the first ones visited */
 } work;
 
-static __device__ __forceinline__ work work_of_block(const dhp_fwd_params *p) {
+static __device__ __forceinline__ work work_of(const dhp_fwd_params *p, int item) {
   work w;
-  const int group_tiles = p->heads_per_group * p->q_tiles;
-  const int group = (int)blockIdx.x / group_tiles;
-  const int in_group = (int)blockIdx.x - group * group_tiles;
-  const int group_heads = min(p->heads_per_group, p->batch * p->heads - group * p->heads_per_group);
-  const int tile_from_end = in_group / group_heads;
-  const int flat_head = group * p->heads_per_group + in_group - tile_from_end * group_heads;
-  w.batch = flat_head / p->heads;
-  w.head = flat_head - w.batch * p->heads;
+  const int index = min(item, p->items - 1);
+  const int rows = WARPGROUPS << p->log2_rows;
+  const int group_tiles = p->packs_per_group * p->q_tiles;
+  const int group = index / group_tiles;
+  const int in_group = index - group * group_tiles;
+  const int group_packs = min(p->packs_per_group, p->batch * p->packs - group * p->packs_per_group);
+  const int tile_from_end = in_group / group_packs;
+  const int flat_pack = group * p->packs_per_group + in_group - tile_from_end * group_packs;
+  w.batch = flat_pack / p->packs;
+  w.head = (flat_pack - w.batch * p->packs) << (DHP_FWD_LOG2_ROWS - p->log2_rows);
   w.key_head = w.head / p->heads_per_key_head;
-  w.row = (p->q_tiles - 1 - tile_from_end) * TILE_Q;
+  w.row = (p->q_tiles - 1 - tile_from_end) * rows;
 
-  const int seen_by_last = p->is_causal ? min(p->seqlen_k, w.row + TILE_Q + p->causal_offset) : p->seqlen_k;
+  const int seen_by_last = p->is_causal ? min(p->seqlen_k, w.row + rows + p->causal_offset) : p->seqlen_k;
   const int seen_by_first = p->is_causal ? min(p->seqlen_k, w.row + 1 + p->causal_offset) : p->seqlen_k;
-  w.tiles = max((seen_by_last + TILE_K - 1) / TILE_K, 1);
-  w.masked = w.tiles - max(seen_by_first, 0) / TILE_K;
+  const int tiles = max((seen_by_last + TILE_K - 1) / TILE_K, 1);
+  w.masked = tiles - max(seen_by_first, 0) / TILE_K;
+  w.tiles = item < p->items ? tiles : 0;
   return w;
 }
 
 /* ---- loading --------------------------------------------------------------------------------------------------- */
 
-/* A place among the STAGES tiles of k or v, and the parity that its barrier has in this round. */
+/* A place among the tiles of k or v, and the parity that its barrier has in this round. */
 typedef struct place {
   int slot;
   uint32_t parity;
 } place;
 
-static __device__ __forceinline__ place place_after(place at) {
-  at.slot++;
-  at.parity ^= (uint32_t)(at.slot == STAGES);
-  at.slot = at.slot == STAGES ? 0 : at.slot;
-  return at;
+static __device__ __forceinline__ int slot_after(int slot, int stages) { return slot + 1 == stages ? 0 : slot + 1; }
+
+static __device__ __forceinline__ place place_after(place at, int stages) {
+  const int slot = slot_after(at.slot, stages);
+  const place after = {slot, at.parity ^ (uint32_t)(slot == 0)};
+  return after;
 }
 
-/* If go: asks for tile t of the walk, counted from the last visible tile, to be put at tiles_address + slot. */
-static __device__ __forceinline__ void load_tile(int go, const CUtensorMap *map, uint32_t tiles_address,
-                                                 uint32_t barriers_address, int slot, int t, const work *w) {
-  const uint32_t destination = tiles_address + slot * KV_BYTES, full = barriers_address + 8 * slot;
-  mbarrier_arrive_expect_tx(go, full, KV_BYTES);
+/* What this warp loads of each k tile, or of each v tile. */
+typedef struct loader {
+  int active; /* it loads something */
+  int late;   /* 1 for v, whose place is free one turn after that of k */
+  int stages; /* places for tiles */
+  const CUtensorMap *map;
+  uint32_t tiles, full; /* shared addresses of its part of place 0, and of that place's barrier */
+  int column;           /* of its first box */
+} loader;
+
+static __device__ __forceinline__ loader loader_of(int warp, const CUtensorMap *k_map, const CUtensorMap *v_map,
+                                                   uint32_t base) {
+  const int index = warp - FIRST_LOADER, loads_v = index >= LOADERS;
+  const int first_box = (index - loads_v * LOADERS) * LOADS;
+  const uint32_t full = base + SHARED_BARRIERS;
+  loader l;
+  l.active = index >= 0 && index < 2 * LOADERS;
+  l.late = loads_v;
+  l.stages = loads_v ? V_STAGES : K_STAGES;
+  l.map = loads_v ? v_map : k_map;
+  l.tiles = base + (loads_v ? SHARED_V : SHARED_K) + first_box * KV_BOX_BYTES;
+  l.full = full + (loads_v ? V_FULL : K_FULL);
+  l.column = first_box * DHP_FWD_BOX;
+  return l;
+}
+
+/*
+ * If go: asks for tile u of this walk, counted from the last visible tile, or of the next walk if u is past the end, to
+ * be put into slot. A tile beyond both walks is not asked for: load_skipped does that later.
+ */
+static __device__ __forceinline__ void load_tile(int go, const loader *l, int slot, int u, const work *w,
+                                                 const work *next) {
+  const int past = u >= w->tiles;
+  const int tile = past ? next->tiles - 1 - (u - w->tiles) : w->tiles - 1 - u;
+  const int key_head = past ? next->key_head : w->key_head, batch = past ? next->batch : w->batch;
+  const int wanted = go && l->active && tile >= 0;
+  const uint32_t full = l->full + 8 * slot;
+  mbarrier_arrive_expect_tx(wanted, full, LOADS * KV_BOX_BYTES);
+#pragma unroll
+  for (int box = 0; box < LOADS; box++)
+    tma_load(wanted, l->tiles + slot * KV_BYTES + box * KV_BOX_BYTES, l->map, full, l->column + box * DHP_FWD_BOX,
+             tile * TILE_K, key_head, batch);
+}
+
+/*
+ * In turn 0: tiles of the next walk that the last walk could not ask for, because this one, being so short, lies
+ * between. `slot` is where the tile of turn 1 goes.
+ */
+static __device__ __forceinline__ void load_skipped(const loader *l, int slot, const work *w, const work *next) {
+#pragma unroll
+  for (int u = 1; u < K_STAGES; u++) {
+    const int at = slot + u + l->late;
+    load_tile(u + l->late < l->stages && u >= w->tiles, l, at >= l->stages ? at - l->stages : at, u, w, next);
+  }
+}
+
+/* If go: asks for this warpgroup's rows of q. */
+static __device__ __forceinline__ void load_queries(int go, const CUtensorMap *map, uint32_t q_rows, uint32_t full,
+                                                    int row, const work *w) {
+  mbarrier_arrive_expect_tx(go, full, Q_BYTES);
 #pragma unroll
   for (int box = 0; box < BOXES; box++)
-    tma_load(go, destination + box * KV_BOX_BYTES, map, full, box * DHP_FWD_BOX, (w->tiles - 1 - t) * TILE_K,
-             w->key_head, w->batch);
+    tma_load(go, q_rows + box * Q_BOX_BYTES, map, full, box * DHP_FWD_BOX, row, w->head, w->batch);
+}
+
+/* If go: has them brought to L2, where they wait until the last walk has done with its own. */
+static __device__ __forceinline__ void prefetch_queries(int go, const CUtensorMap *map, int row, const work *w) {
+#pragma unroll
+  for (int box = 0; box < BOXES; box++)
+    tma_prefetch(go, map, box * DHP_FWD_BOX, row, w->head, w->batch);
 }
 
 /* ---- matrix products ------------------------------------------------------------------------------------------- */
 
-/* s = q k^T over head_dim, 16 columns a step; the descriptors point at this warpgroup's q rows and at a k tile. */
-static __device__ __forceinline__ void issue_scores(float *s, uint64_t q, uint64_t k) {
+/*
+ * s = q k^T over head_dim, 16 columns a step; the descriptors are of this warpgroup's q rows and of a k tile. The fence
+ * covers the products that follow, too: all registers they read were written before.
+ */
+static __device__ __forceinline__ void issue_scores(float *s, uint32_t q, uint32_t k) {
   wgmma_fence();
 #pragma unroll
   for (int step = 0; step < HEAD_DIM / 16; step++) {
@@ -154,12 +220,11 @@ static __device__ __forceinline__ void issue_scores(float *s, uint64_t q, uint64
   wgmma_commit();
 }
 
-/* o += p v over the tile's keys, 16 keys a step. */
-static __device__ __forceinline__ void issue_output(float *o, const uint32_t *p, uint64_t v) {
-  wgmma_fence();
+/* o = p v, or o += p v, over the tile's keys, 16 keys a step. */
+static __device__ __forceinline__ void issue_output(float *o, const uint32_t *p, uint32_t v, int accumulate) {
 #pragma unroll
   for (int step = 0; step < TILE_K / 16; step++)
-    wgmma_output(o, p + 4 * step, v + step * 16 * ROW_BYTES / 16, 1);
+    wgmma_output(o, p + 4 * step, v + step * 16 * ROW_BYTES / 16, step != 0 || accumulate);
   wgmma_commit();
 }
 
@@ -240,189 +305,202 @@ static __device__ __forceinline__ void rescale_output(float *o, const float *res
 
 /* ---- epilogue -------------------------------------------------------------------------------------------------- */
 
-/* Puts this warp's 16 rows of o into the swizzled q rows: 16-byte chunk c of row r lies at chunk c ^ (r % 8). */
-static __device__ __forceinline__ void stage_output(uint32_t q_rows, const float *o, const float *factor,
-                                                    const int *keep, int lane) {
-  const int row = lane % 16, chunk_in_pair = lane / 16;
+/* Lanes l and l ^ mask swap: the one whose bit is clear gives b and keeps a, the other gives a and keeps b. */
+static __device__ __forceinline__ void swap_across(uint32_t *a, uint32_t *b, int bit_set, int mask) {
+  const uint32_t got = __shfl_xor_sync(FULL_MASK, bit_set ? *a : *b, mask);
+  *a = bit_set ? got : *a;
+  *b = bit_set ? *b : got;
+}
+
+/*
+ * Stores row r of this thread's two: the four lanes of a quad, which hold two columns of each block of eight, first
+ * exchange them so that each has one block of four, then store 16 bytes each. `mask` is all ones, or 0 for a row of
+ * zeros; `columns` is 0 for a row beyond the tensor.
+ */
+static __device__ __forceinline__ void store_row(char *out, const float *o, int r, float factor, uint32_t mask,
+                                                 int columns, int lane) {
+  const int in_quad = lane % 4;
 #pragma unroll
-  for (int chunk = 0; chunk < HEAD_DIM / 8; chunk += 2) {
-    const int c = chunk + chunk_in_pair, box = chunk / 8;
-    const uint32_t address = q_rows + box * Q_BOX_BYTES + row * ROW_BYTES + ((c % 8 ^ row % 8) << 4);
-    float out[8];
+  for (int block = 0; block < HEAD_DIM / 8; block += 4) {
+    uint32_t x[4];
 #pragma unroll
-    for (int i = 0; i < 8; i++)
-      out[i] = keep[i / 2 % 2] ? o[chunk * 4 + i] * factor[i / 2 % 2] : 0.f;
-    stmatrix_x4(address, pack_two(out[0], out[1]), pack_two(out[2], out[3]), pack_two(out[4], out[5]),
-                pack_two(out[6], out[7]));
+    for (int i = 0; i < 4; i++) {
+      const float *const two = o + (block + i) * 4 + 2 * r;
+      x[i] = pack_two(two[0] * factor, two[1] * factor) & mask;
+    }
+    swap_across(&x[0], &x[1], in_quad & 1, 1);
+    swap_across(&x[2], &x[3], in_quad & 1, 1);
+    swap_across(&x[0], &x[2], in_quad & 2, 2);
+    swap_across(&x[1], &x[3], in_quad & 2, 2);
+    store_four((block + in_quad) * 8 < columns, out + (block + in_quad) * 16, x);
   }
 }
 
 /* ---- the kernel ------------------------------------------------------------------------------------------------ */
 
-extern "C" __global__ void __launch_bounds__(THREADS, 1) dhp_attention_fwd(const __grid_constant__ CUtensorMap q_map,
-                                                                           const __grid_constant__ CUtensorMap k_map,
-                                                                           const __grid_constant__ CUtensorMap v_map,
-                                                                           const __grid_constant__ CUtensorMap out_map,
-                                                                           const __grid_constant__ dhp_fwd_params p) {
+extern "C" __global__ void __launch_bounds__(THREADS, CTAS)
+dhp_attention_fwd(const __grid_constant__ CUtensorMap q_map, const __grid_constant__ CUtensorMap k_map,
+                  const __grid_constant__ CUtensorMap v_map, const __grid_constant__ dhp_fwd_params p) {
   extern __shared__ char shared[];
   const uint32_t base = (shared_address(shared) + DHP_FWD_SHARED_ALIGN - 1) & ~(uint32_t)(DHP_FWD_SHARED_ALIGN - 1);
-  const uint32_t k_tiles = base + SHARED_K, v_tiles = base + SHARED_V;
-  const uint32_t q_full = base + SHARED_BARRIERS + Q_FULL;
-  const uint32_t k_full = base + SHARED_BARRIERS + K_FULL, v_full = base + SHARED_BARRIERS + V_FULL;
   const int warp = warp_index();
   const int group = warp / WARPS_PER_GROUP, lane = (int)threadIdx.x % 32;
-  const int is_loader = warp == LOADER_WARP;
+  const uint32_t k_full = base + SHARED_BARRIERS + K_FULL, v_full = base + SHARED_BARRIERS + V_FULL;
+  const uint32_t q_full = base + SHARED_BARRIERS + Q_FULL + 8 * group;
+  const uint32_t q_rows = base + SHARED_Q + group * Q_BYTES;
+  const uint32_t q_descriptor = matrix_descriptor(q_rows, 16); /* leading bytes unused: K-major, one box a step */
+  const uint32_t k_descriptor = matrix_descriptor(base + SHARED_K, 16);
+  const uint32_t v_descriptor = matrix_descriptor(base + SHARED_V, KV_BOX_BYTES);
+  const int is_last_group = group == WARPGROUPS - 1, next_turn = TURN + (group + 1) % WARPGROUPS;
 
   /* Barriers, while the tensor maps are fetched. */
   if (warp == 0) {
     tma_prefetch_map(&q_map);
     tma_prefetch_map(&k_map);
     tma_prefetch_map(&v_map);
-    mbarrier_init(q_full, 1);
 #pragma unroll
-    for (int slot = 0; slot < STAGES; slot++) {
-      mbarrier_init(k_full + 8 * slot, 1);
-      mbarrier_init(v_full + 8 * slot, 1);
-    }
+    for (int i = 0; i < BARRIER_BYTES / 8; i++)
+      mbarrier_init(base + SHARED_BARRIERS + 8 * i, i < WARPGROUPS ? 1 : LOADERS);
     fence_mbarrier_init();
   }
   __syncthreads();
 
-  /* First loads: q, and as many tiles as there are places. */
-  const work w = work_of_block(&p);
-  if (is_loader) {
-    mbarrier_arrive_expect_tx(1, q_full, Q_BYTES);
+  /* First loads: q, and as many tiles as there are places whose turn has come. */
+  int item = (int)blockIdx.x;
+  work w = work_of(&p, item);
+  const loader load = loader_of(warp, &k_map, &v_map, base);
+  const int loads_q = warp % WARPS_PER_GROUP == 0;
+  load_queries(loads_q, &q_map, q_rows, q_full, w.row + (group << p.log2_rows), &w);
 #pragma unroll
-    for (int box = 0; box < BOXES; box++)
-      tma_load(1, base + SHARED_Q + box * Q_BOX_BYTES, &q_map, q_full, box * DHP_FWD_BOX, w.row, w.head, w.batch);
-#pragma unroll
-    for (int slot = 0; slot < STAGES; slot++) {
-      load_tile(slot < w.tiles, &k_map, k_tiles, k_full, slot, slot, &w);
-      load_tile(slot < w.tiles, &v_map, v_tiles, v_full, slot, slot, &w);
-    }
-  }
+  for (int u = 0; u < K_STAGES; u++)
+    load_tile(u + load.late < load.stages && u < w.tiles, &load, u, u, &w, &w);
+  int load_slot = load.late ? V_STAGES - 1 : 0; /* of the tile to ask for in turn 1 */
 
-  /* Accumulators and this thread's two rows. */
   float o[OUTPUTS], s[SCORES];
   uint32_t probabilities[SCORES / 2];
 #pragma unroll
   for (int i = 0; i < OUTPUTS; i++)
     o[i] = 0.f;
-  row_stats stats = {{-p.highest_score, -p.highest_score}, {0.f, 0.f}, {0.f, 0.f}};
-  const int row[2] = {w.row + warp * 16 + lane / 4, w.row + warp * 16 + lane / 4 + 8};
-  int last_key[2]; /* the last key that the row sees, -1 or less for none */
-#pragma unroll
-  for (int r = 0; r < 2; r++)
-    last_key[r] = p.is_causal ? min(row[r] + p.causal_offset, p.seqlen_k - 1) : p.seqlen_k - 1;
-  const int first_column = lane % 4 * 2;
+  place k = {0, 0}, v = {0, 0}; /* of the next k and v to multiply */
+  uint32_t q_parity = 0;
+  uint32_t arrived = mbarrier_wait_long(q_full, 0, p.zero) & mbarrier_wait_long(k_full, 0, p.zero);
+  bar_arrive(WARPGROUPS > 1 && is_last_group, TURN, TURN_THREADS); /* the first warpgroup's first turn */
 
-  const uint32_t q_rows = base + SHARED_Q + group * DHP_FWD_ROWS * ROW_BYTES;
-  const uint64_t q_descriptor = matrix_descriptor(q_rows, 16); /* leading bytes unused: K-major, one box a step */
-  const uint64_t k_descriptor = matrix_descriptor(k_tiles, 16);
-  const uint64_t v_descriptor = matrix_descriptor(v_tiles, KV_BOX_BYTES);
-  const int next_turn = TURN + (group + 1) % WARPGROUPS;
-  place tile = {0, 0};     /* of step t: k */
-  place previous = {0, 0}; /* of step t-1: v to multiply, k to replace */
-  int oldest = 0;          /* slot of step t-2: v to replace */
-  int t = 0;
+#define ISSUE_SCORES()                                                      \
+  do {                                                                      \
+    issue_scores(s, q_descriptor, k_descriptor + k.slot * (KV_BYTES / 16)); \
+    k = place_after(k, K_STAGES);                                           \
+  } while (0)
+#define ISSUE_OUTPUT()                                                              \
+  do {                                                                              \
+    if (V_STAGES < K_STAGES) AWAIT_V();                                             \
+    issue_output(o, probabilities, v_descriptor + v.slot * (KV_BYTES / 16), t > 1); \
+    v = place_after(v, V_STAGES);                                                   \
+  } while (0)
+#define AWAIT_V() arrived &= mbarrier_wait(v_full + 8 * v.slot, v.parity, p.zero)
 
-  /* Step 0: S(0) alone. The last warpgroup gives the first one its first turn. */
-  uint32_t arrived = mbarrier_wait_both_first(q_full, 0, k_full, 0, p.zero);
-  if (WARPGROUPS > 1 && group == WARPGROUPS - 1) bar_arrive(TURN, TURN_THREADS);
-  bar_sync(TURN + group, TURN_THREADS);
-  issue_scores(s, q_descriptor, k_descriptor);
-
-/* Past the last tile there is no k to await: the parity of the round before is there already. */
-#define AWAIT_TILES()                                                                           \
-  arrived &= mbarrier_wait_both(k_full + 8 * tile.slot, tile.parity ^ (uint32_t)(t >= w.tiles), \
-                                v_full + 8 * previous.slot, previous.parity, p.zero)
-
-/* Ends the part of a step that is issued in the turn: on to step t+1. */
-#define END_TURN()                         \
-  do {                                     \
-    t++;                                   \
-    oldest = previous.slot;                \
-    previous = tile;                       \
-    tile = place_after(tile);              \
-    if (WARPGROUPS > 1) {                  \
-      AWAIT_TILES();                       \
-      bar_arrive(next_turn, TURN_THREADS); \
-    }                                      \
+/* Ends the part of turn t that is issued in the turn. */
+#define END_TURN(is_last)                                                       \
+  do {                                                                          \
+    bar_arrive(WARPGROUPS > 1 && !(is_last), next_turn, TURN_THREADS);          \
+    load_tile(1, &load, load_slot, t - 1 - load.late + load.stages, &w, &next); \
+    load_slot = slot_after(load_slot, load.stages);                             \
   } while (0)
 
 /*
- * Softmax of S(t-1), after END_TURN moved t on. A lone warpgroup awaits its tiles only now, because it has no turn to
- * hand over, and with two stages they were asked for in this very step.
+ * Softmax of S(t); then the next turn's tiles are awaited. Past the last walk there is no k to await: the parity of the
+ * round before is there already. With as many places for v as for k, v has long been asked for; with fewer it is
+ * awaited in the turn, behind S.
  */
-#define SOFTMAX(masked)                                                \
-  do {                                                                 \
-    const int column = (w.tiles - t) * TILE_K + first_column;          \
-    const int limit[2] = {last_key[0] - column, last_key[1] - column}; \
-    softmax_step(s, &stats, &p, limit, masked);                        \
-    if (WARPGROUPS == 1) AWAIT_TILES();                                \
+#define SOFTMAX(masked)                                                                                            \
+  do {                                                                                                             \
+    const int column = (w.tiles - 1 - t) * TILE_K + lane % 4 * 2;                                                  \
+    const int limit[2] = {last_key[0] - column, last_key[1] - column};                                             \
+    softmax_step(s, &stats, &p, limit, masked);                                                                    \
+    t++;                                                                                                           \
+    arrived &= mbarrier_wait(k_full + 8 * k.slot, k.parity ^ (uint32_t)(t >= w.tiles && next.tiles == 0), p.zero); \
+    if (V_STAGES == K_STAGES) AWAIT_V();                                                                           \
   } while (0)
 
-/* Step t > 0. A macro, because the loop exists with and without the mask and all of it lives in the kernel's registers.
+/* Turn t > 0. A macro, because the loop exists with and without the mask and all of it lives in the kernel's registers.
  */
-#define STEP(masked)                                                                                                \
-  do {                                                                                                              \
-    bar_sync(TURN + group, TURN_THREADS);                                                                           \
-    issue_scores(s, q_descriptor, k_descriptor + tile.slot * (KV_BYTES / 16));                                      \
-    issue_output(o, probabilities, v_descriptor + previous.slot * (KV_BYTES / 16));                                 \
-    load_tile(is_loader && t - 1 + STAGES < w.tiles, &k_map, k_tiles, k_full, previous.slot, t - 1 + STAGES, &w);   \
-    load_tile(is_loader && t > 1 && t - 2 + STAGES < w.tiles, &v_map, v_tiles, v_full, oldest, t - 2 + STAGES, &w); \
-    END_TURN();                                                                                                     \
-    wgmma_wait(1);                                                                                                  \
-    SOFTMAX(masked);                                                                                                \
-    wgmma_wait(0);                                                                                                  \
-    rescale_output(o, stats.rescale);                                                                               \
-    pack_probabilities(probabilities, s);                                                                           \
+#define TURN_OF(masked)                   \
+  do {                                    \
+    bar_sync(TURN + group, TURN_THREADS); \
+    ISSUE_SCORES();                       \
+    ISSUE_OUTPUT();                       \
+    END_TURN(0);                          \
+    wgmma_wait(1);                        \
+    SOFTMAX(masked);                      \
+    wgmma_wait(0);                        \
+    rescale_output(o, stats.rescale);     \
+    pack_probabilities(probabilities, s); \
   } while (0)
 
-  END_TURN();
-  wgmma_wait(0);
-  SOFTMAX(1);
-  pack_probabilities(probabilities, s);
 #pragma unroll 1
-  while (t < w.masked)
-    STEP(1);
+  do {
+    row_stats stats = {{-p.highest_score, -p.highest_score}, {0.f, 0.f}, {0.f, 0.f}};
+    int t = 0;
+    /* Of this thread's two rows: place in the warpgroup's 64, head within the pack, query row, last key that it sees.
+     */
+    int head[2], row[2], last_key[2];
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+      const int place = warp % WARPS_PER_GROUP * 16 + lane / 4 + 8 * r;
+      head[r] = place >> p.log2_rows;
+      row[r] = w.row + (group << p.log2_rows) + (place & ((1 << p.log2_rows) - 1));
+      last_key[r] = p.is_causal ? min(row[r] + p.causal_offset, p.seqlen_k - 1) : p.seqlen_k - 1;
+    }
+
+    /* Turn 0. */
+    arrived &= mbarrier_wait(q_full, q_parity, p.zero);
+    q_parity ^= 1;
+    bar_sync(TURN + group, TURN_THREADS);
+    ISSUE_SCORES();
+    bar_arrive(WARPGROUPS > 1, next_turn, TURN_THREADS);
+    item += (int)gridDim.x;
+    const work next = work_of(&p, item);
+    prefetch_queries(loads_q && next.tiles > 0, &q_map, next.row + (group << p.log2_rows), &next);
+    load_skipped(&load, load_slot, &w, &next);
+    wgmma_wait(0);
+    SOFTMAX(1);
+    pack_probabilities(probabilities, s);
+
+    /* Turns 1 to tiles - 1. */
 #pragma unroll 1
-  while (t < w.tiles)
-    STEP(0);
+    while (t < w.masked)
+      TURN_OF(1);
+#pragma unroll 1
+    while (t < w.tiles)
+      TURN_OF(0);
 
-  /* The last P v, and the sums of the quad meanwhile. */
-  bar_sync(TURN + group, TURN_THREADS);
-  issue_output(o, probabilities, v_descriptor + previous.slot * (KV_BYTES / 16));
-  if (WARPGROUPS > 1 && group < WARPGROUPS - 1) bar_arrive(next_turn, TURN_THREADS);
-  float factor[2];
-  int keep[2]; /* a row that sees no key is 0, whatever its tile held */
-  const float poison = arrived ? 0.f : NAN;
+    /* The last turn: P v, and the sums of the quad meanwhile. */
+    bar_sync(TURN + group, TURN_THREADS);
+    wgmma_fence();
+    ISSUE_OUTPUT();
+    END_TURN(is_last_group && next.tiles == 0);
+    load_queries(loads_q && next.tiles > 0, &q_map, q_rows, q_full, next.row + (group << p.log2_rows), &next);
+    float factor[2];
+    const float poison = arrived ? 0.f : NAN;
 #pragma unroll
-  for (int r = 0; r < 2; r++) {
-    stats.sum[r] += __shfl_xor_sync(FULL_MASK, stats.sum[r], 1);
-    stats.sum[r] += __shfl_xor_sync(FULL_MASK, stats.sum[r], 2);
-    factor[r] = dhp_ct_reciprocal(stats.sum[r]) + poison;
-    keep[r] = last_key[r] >= 0;
-  }
-  wgmma_wait(0);
-
-  /* Out, through the q rows that only this warpgroup reads and no longer needs. */
-  bar_sync(EPILOGUE + group, DHP_FWD_WARPGROUP);
-  stage_output(q_rows + warp % WARPS_PER_GROUP * 16 * ROW_BYTES, o, factor, keep, lane);
-  fence_proxy_async();
-  bar_sync(EPILOGUE + group, DHP_FWD_WARPGROUP);
-  if (warp % WARPS_PER_GROUP == 0) {
+    for (int r = 0; r < 2; r++) {
+      stats.sum[r] += __shfl_xor_sync(FULL_MASK, stats.sum[r], 1);
+      stats.sum[r] += __shfl_xor_sync(FULL_MASK, stats.sum[r], 2);
+      factor[r] = dhp_ct_reciprocal(stats.sum[r]) + poison;
+    }
+    wgmma_wait(0);
 #pragma unroll
-    for (int box = 0; box < BOXES; box++)
-      tma_store(&out_map, q_rows + box * Q_BOX_BYTES, box * DHP_FWD_BOX, w.row + group * DHP_FWD_ROWS, w.head, w.batch);
-    tma_store_wait();
-  }
-
-  /* lse = scale shift + ln(sum). */
-  float *const lse = p.lse + ((int64_t)w.batch * p.heads + w.head) * p.seqlen_q;
-#pragma unroll
-  for (int r = 0; r < 2; r++) {
-    const float value = dhp_ct_log(stats.sum[r]) + stats.shift[r] * p.scale + poison;
-    if (p.lse && lane % 4 == 0 && row[r] < p.seqlen_q) lse[row[r]] = keep[r] ? value : -INFINITY;
-  }
+    for (int r = 0; r < 2; r++) {
+      const int inside = row[r] < p.seqlen_q, sees_none = last_key[r] < 0;
+      const int64_t at = w.batch * p.out_stride[0] + (w.head + head[r]) * p.out_stride[1] + row[r] * p.out_stride[2];
+      /* a row that sees no key is 0, whatever its tile held */
+      store_row((char *)p.out + 2 * at, o, r, factor[r], (uint32_t)sees_none - 1, inside ? p.head_dim : 0, lane);
+      /* lse = scale shift + ln(sum) */
+      const float lse = dhp_ct_log(stats.sum[r]) + stats.shift[r] * p.scale + poison;
+      store_one(p.lse != 0 && lane % 4 == 0 && inside,
+                p.lse + ((int64_t)w.batch * p.heads + w.head + head[r]) * p.seqlen_q + row[r],
+                sees_none ? -INFINITY : lse);
+    }
+    w = next;
+  } while (w.tiles > 0);
 }

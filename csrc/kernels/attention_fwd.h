@@ -1,8 +1,7 @@
 /*
  * attention_fwd.h - what the host and the forward kernel agree on: the launch parameters and the shared memory plan.
  *
- * Read by the C host core and by the kernel source; one kernel is one choice of the five constants
- * HEAD_DIM, TILE_K, WARPGROUPS, STAGES and ELEMENT (see build.py).
+ * Read by the C host core and by the kernel source; one kernel is one choice of the constants that build.py lists.
  */
 #ifndef DHP_ATTENTION_FWD_H
 #define DHP_ATTENTION_FWD_H
@@ -10,31 +9,41 @@
 #include <stdint.h>
 
 enum {
+  DHP_FWD_LOG2_ROWS = 6,
   DHP_FWD_ROWS = 64,          /* query rows of one warpgroup: M of wgmma.m64nNk16 */
   DHP_FWD_BOX = 64,           /* columns of one TMA box: 64 elements of 16 bits are the 128 bytes of the swizzle */
   DHP_FWD_WARPGROUP = 128,    /* threads of a warpgroup */
   DHP_FWD_SHARED_ALIGN = 1024 /* the 128-byte swizzle repeats every 1024 bytes; CUDA aligns shared memory to 16 */
 };
 
-/* All public: shape, flags, and where lse goes. q, k, v and out travel as tensor maps. */
+/*
+ * All public: shape, strides, flags, and where the results go. q, k and v travel as tensor maps.
+ *
+ * The 64 rows of a warpgroup are 2^log2_rows query rows of each of 64 / 2^log2_rows heads, a "pack", which share a key
+ * head; head varies slowest.
+ */
 typedef struct dhp_fwd_params {
-  float *lse; /* [batch, heads, seqlen_q] or null */
+  void *out;             /* [batch, heads, seqlen_q, head_dim], 16-byte aligned rows */
+  int64_t out_stride[3]; /* of batch, head and row, in elements */
+  float *lse;            /* [batch, heads, seqlen_q] or null */
   int32_t batch, heads, heads_per_key_head;
-  int32_t seqlen_q, seqlen_k;
+  int32_t seqlen_q, seqlen_k, head_dim;
   int32_t is_causal, causal_offset; /* offset clamped to [-seqlen_q, seqlen_k]: beyond that nothing changes */
-  int32_t q_tiles, heads_per_group; /* the static schedule: see attention_fwd.cu */
+  int32_t log2_rows, packs;         /* packs: of one batch */
+  int32_t items;                    /* query tiles of all packs; at most INT32_MAX - grid */
+  int32_t q_tiles, packs_per_group; /* the static schedule: see work_of in attention_fwd.cu */
   float scale, scale_log2;          /* softmax scale, and the same times log2(e) */
   float highest_score;              /* its product with scale_log2, or the next power of two, is finite */
   float scale_to_power_of_two;      /* what has to be added to scale_log2 to make it the next power of two */
-  uint32_t zero;                    /* 0, which the compiler must not know: see mbarrier_wait_both in ptx.cuh */
+  uint32_t zero;                    /* 0, which the compiler must not know: see mbarrier_wait in ptx.cuh */
 } dhp_fwd_params;
 
 /*
- * Dynamic shared memory of one CTA in bytes: Q tile and STAGES tiles of K and of V of 2-byte elements, one 8-byte
- * mbarrier for Q and two a stage. A macro because it initialises a constant table.
+ * Dynamic shared memory of one CTA in bytes: Q tile, tiles of K and of V, all of 2-byte elements, and an 8-byte
+ * mbarrier for the q rows of each warpgroup and for each tile. A macro because it initialises a constant table.
  */
-#define DHP_FWD_SHARED_BYTES(head_dim, tile_k, warpgroups, stages)                                                  \
-  (DHP_FWD_SHARED_ALIGN + (warpgroups) * DHP_FWD_ROWS * (head_dim) * 2 + 2 * (stages) * (tile_k) * (head_dim) * 2 + \
-   8 * (1 + 2 * (stages)))
+#define DHP_FWD_SHARED_BYTES(head_dim, tile_k, warpgroups, k_stages, v_stages) \
+  (DHP_FWD_SHARED_ALIGN + (warpgroups) * DHP_FWD_ROWS * (head_dim) * 2 +       \
+   ((k_stages) + (v_stages)) * (tile_k) * (head_dim) * 2 + 8 * ((warpgroups) + (k_stages) + (v_stages)))
 
 #endif

@@ -39,48 +39,44 @@ DHP_PTX void mbarrier_arrive_expect_tx(int go, uint32_t barrier, uint32_t bytes)
 }
 
 /*
- * Waits until two barriers have completed the phases of these parities, without a loop and without a branch. Returns 1,
- * or 0 if a phase never came; the caller folds that into its output as NaN (fail closed).
+ * Waits until a barrier has completed the phase of this parity, without a loop and without a branch. Returns 1, or 0 if
+ * the phase never came; the caller folds that into its output as NaN (fail closed).
  *
- * One try_wait suspends a warp for at most 7,770 cycles on an H100, whatever its time hint says, and several at once
- * time out together. So each further try must wait for the outcome of the one before: its parity is chosen by it, from
- * two values that are equal (parity and parity ^ zero, where zero is a launch parameter the compiler cannot see
- * through). A predicate instead of the choice would be made into a branch. After the last try in a row comes one sleep
- * of 1 to 2 ms, or of 0 if both are there, for launches that were preempted; then the last try.
+ * One try_wait suspends a warp for at most 7,770 cycles on an H100, some 4 us, whatever its time hint says, and tries
+ * that do not depend on each other time out together. So each further try must wait for the outcome of the one before:
+ * its parity is chosen by it, from two values that are equal (parity and parity ^ zero, where zero is a launch
+ * parameter the compiler cannot see through). A predicate instead of the choice would be made into a branch, and a
+ * sleep costs 65 cycles even if it is one of 0 ns. A try that succeeds at once takes some 25 cycles.
  */
-#define TRY_BOTH                                                          \
-  "mbarrier.try_wait.parity.shared::cta.b64 first, [%1], first_parity;\n" \
-  "mbarrier.try_wait.parity.shared::cta.b64 second, [%3], second_parity;\n"
-#define TRY_BOTH_AGAIN                              \
-  "selp.u32 first_parity, %2, first_same, first;\n" \
-  "selp.u32 second_parity, %4, second_same, second;\n" TRY_BOTH
-#define DEFINE_WAIT_BOTH(name, tries)                                                                                 \
-  DHP_PTX uint32_t name(uint32_t first, uint32_t first_parity, uint32_t second, uint32_t second_parity,               \
-                        uint32_t zero) {                                                                              \
-    uint32_t done;                                                                                                    \
-    asm volatile(                                                                                                     \
-        "{.reg .pred first, second, both;\n"                                                                          \
-        ".reg .u32 first_parity, first_same, second_parity, second_same, sleep_ns;\n"                                 \
-        "mov.u32 first_parity, %2; xor.b32 first_same, %2, %5;\n"                                                     \
-        "mov.u32 second_parity, %4; xor.b32 second_same, %4, %5;\n" tries                                             \
-        "and.pred both, first, second; selp.u32 sleep_ns, 0, 1000000, both; nanosleep.u32 sleep_ns;\n" TRY_BOTH_AGAIN \
-        "and.pred both, first, second; selp.u32 %0, 1, 0, both;}"                                                     \
-        : "=r"(done)                                                                                                  \
-        : "r"(first), "r"(first_parity), "r"(second), "r"(second_parity), "r"(zero)                                   \
-        : "memory");                                                                                                  \
-    return done;                                                                                                      \
+#define TRY "mbarrier.try_wait.parity.shared::cta.b64 there, [%1], now;\n"
+#define TRY_AGAIN "selp.u32 now, %2, same, there;\n" TRY
+#define DEFINE_WAIT(name, tries)                                                                          \
+  DHP_PTX uint32_t name(uint32_t barrier, uint32_t parity, uint32_t zero) {                               \
+    uint32_t done;                                                                                        \
+    asm volatile("{.reg .pred there; .reg .u32 now, same; mov.u32 now, %2; xor.b32 same, %2, %3;\n" tries \
+                 "selp.u32 %0, 1, 0, there;}"                                                             \
+                 : "=r"(done)                                                                             \
+                 : "r"(barrier), "r"(parity), "r"(zero)                                                   \
+                 : "memory");                                                                             \
+    return done;                                                                                          \
   }
 
-/* In the main loop: 12 us, then the sleep. Takes some 150 cycles when both are there. */
-DEFINE_WAIT_BOTH(mbarrier_wait_both, TRY_BOTH TRY_BOTH_AGAIN TRY_BOTH_AGAIN)
-/* For a CTA's first loads, when every CTA asks device memory at once: 24 us, then the sleep. */
-DEFINE_WAIT_BOTH(mbarrier_wait_both_first,
-                 TRY_BOTH TRY_BOTH_AGAIN TRY_BOTH_AGAIN TRY_BOTH_AGAIN TRY_BOTH_AGAIN TRY_BOTH_AGAIN)
+/* In the stream of tiles: 20 us. */
+DEFINE_WAIT(mbarrier_wait, TRY TRY_AGAIN TRY_AGAIN TRY_AGAIN TRY_AGAIN)
+/* For a CTA's first loads, when every CTA asks device memory at once, or the launch was preempted: 40 us, then a sleep
+ * of 1 to 2 ms, or of 0 if the phase has come, and a last try. */
+DEFINE_WAIT(mbarrier_wait_long,
+            TRY TRY_AGAIN TRY_AGAIN TRY_AGAIN TRY_AGAIN TRY_AGAIN TRY_AGAIN TRY_AGAIN TRY_AGAIN TRY_AGAIN
+            "{.reg .u32 sleep_ns; selp.u32 sleep_ns, 0, 1000000, there; nanosleep.u32 sleep_ns;}\n" TRY_AGAIN)
 
 /* ---- named barriers (9.7.13.1) --------------------------------------------------------------------------------- */
 
 DHP_PTX void bar_sync(int id, int threads) { asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
-DHP_PTX void bar_arrive(int id, int threads) { asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
+/* If go. */
+DHP_PTX void bar_arrive(int go, int id, int threads) {
+  asm volatile("{.reg .pred go; setp.ne.s32 go, %2, 0; @go bar.arrive %0, %1;}" ::"r"(id), "r"(threads), "r"(go)
+               : "memory");
+}
 
 /* ---- TMA (9.7.9.27) -------------------------------------------------------------------------------------------- */
 
@@ -94,19 +90,12 @@ DHP_PTX void tma_load(int go, uint32_t destination, const CUtensorMap *map, uint
                : "memory");
 }
 
-/* Box from shared memory to (d, s, h, b); elements outside the tensor are not written. */
-DHP_PTX void tma_store(const CUtensorMap *map, uint32_t source, int d, int s, int h, int b) {
-  asm volatile("{.reg .pred one; elect.sync _|one, 0xffffffff;\n"
-               "@one cp.async.bulk.tensor.4d.global.shared::cta.bulk_group"
-               " [%0, {%2, %3, %4, %5}], [%1];}" ::"l"(map),
-               "r"(source), "r"(d), "r"(s), "r"(h), "r"(b)
+/* If go: the same box into L2. */
+DHP_PTX void tma_prefetch(int go, const CUtensorMap *map, int d, int s, int h, int b) {
+  asm volatile("{.reg .pred one; elect.sync _|one, 0xffffffff; setp.ne.and.s32 one, %5, 0, one;\n"
+               "@one cp.async.bulk.prefetch.tensor.4d.L2.global [%0, {%1, %2, %3, %4}];}" ::"l"(map),
+               "r"(d), "r"(s), "r"(h), "r"(b), "r"(go)
                : "memory");
-}
-
-/* Waits until the stores of this thread have read shared memory, which must live that long; the kernel's end waits for
- * their writes. */
-DHP_PTX void tma_store_wait(void) {
-  asm volatile("cp.async.bulk.commit_group;\n cp.async.bulk.wait_group.read 0;" ::: "memory");
 }
 
 /* Fetches a tensor map into the cache that TMA reads it from. */
@@ -114,8 +103,20 @@ DHP_PTX void tma_prefetch_map(const CUtensorMap *map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
 
-/* Makes ordinary shared memory writes visible to TMA and wgmma (9.7.13.4). */
-DHP_PTX void fence_proxy_async(void) { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+/* ---- stores (9.7.9.12): a C `if` could become a branch -------------------------------------------------------- */
+
+/* If go. */
+DHP_PTX void store_one(int go, float *to, float x) {
+  asm volatile("{.reg .pred go; setp.ne.s32 go, %0, 0; @go st.global.f32 [%1], %2;}" ::"r"(go), "l"(to), "f"(x)
+               : "memory");
+}
+
+/* If go: 16 bytes. */
+DHP_PTX void store_four(int go, void *to, const uint32_t *x) {
+  asm volatile("{.reg .pred go; setp.ne.s32 go, %0, 0; @go st.global.v4.b32 [%1], {%2, %3, %4, %5};}" ::"r"(go),
+               "l"(to), "r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3])
+               : "memory");
+}
 
 /* ---- wgmma (9.7.15); the products themselves are generated into wgmma.h ---------------------------------------- */
 
@@ -125,13 +126,13 @@ DHP_PTX void wgmma_commit(void) { asm volatile("wgmma.commit_group.sync.aligned;
 #define wgmma_wait(pending) asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(pending) : "memory")
 
 /*
- * Shared memory matrix descriptor (9.7.15.5.1.2): 128-byte swizzle (1 << 62), 8 rows of 128 bytes from one group of
- * rows to the next (stride 1024), `leading` bytes from one 64-column box to the next. Bytes are counted in units of 16,
- * so a descriptor moves by n bytes by adding n / 16.
+ * Low half of a shared memory matrix descriptor (9.7.15.5.1.2): address, and `leading` bytes from one 64-column box to
+ * the next. Bytes are counted in units of 16, so a descriptor moves by n bytes by adding n / 16. The high half is a
+ * constant of wgmma.py. Half a descriptor takes half the uniform registers, which are scarce: if they run out, ptxas
+ * keeps none of the loop's variables in them, and the loop becomes 5 % slower.
  */
-DHP_PTX uint64_t matrix_descriptor(uint32_t address, uint32_t leading) {
-  return (uint64_t)((address & 0x3ffffu) >> 4) | (uint64_t)(leading >> 4) << 16 | (uint64_t)(1024 >> 4) << 32 |
-         1ull << 62;
+DHP_PTX uint32_t matrix_descriptor(uint32_t address, uint32_t leading) {
+  return (address & 0x3ffffu) >> 4 | (leading >> 4) << 16;
 }
 
 /* ---- arithmetic ------------------------------------------------------------------------------------------------ */
@@ -153,14 +154,6 @@ DHP_PTX uint32_t pack_two(float low, float high) {
   asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
 #endif
   return pair;
-}
-
-/* Four 8x8 matrices of 16-bit elements to shared memory; lane l gives the address of row l % 8 of matrix l / 8 (9.7.9).
- */
-DHP_PTX void stmatrix_x4(uint32_t address, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
-  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(a), "r"(b),
-               "r"(c), "r"(d)
-               : "memory");
 }
 
 #endif

@@ -6,31 +6,38 @@ PTX ISA 9.0, section 9.7.15.5 (wgmma.mma_async).
 
 from __future__ import annotations
 
+# High half of every shared memory matrix descriptor (9.7.15.5.1.2): 128-byte swizzle (bit 62), and 1024 bytes, in units of
+# 16, from one group of eight rows of 128 bytes to the next.
+DESCRIPTOR_HIGH = 1 << 30 | 1024 >> 4
+
 PTX_TYPE = {"float16": "f16", "bfloat16": "bf16"}
 
 
 def product(name: str, comment: str, n: int, dtype: str, a_in_registers: bool, transpose_b: bool) -> str:
-    """One m64nNk16 product d = a * b + (accumulate ? d : 0); a thread holds n / 2 floats of d."""
+    """One m64nNk16 product d = a * b + (accumulate ? d : 0); a thread holds n / 2 floats of d. Matrices in shared memory
+    are given by the low half of their descriptor."""
     floats = n // 2
     accumulators = ", ".join(f"%{i}" for i in range(floats))
     if a_in_registers:
         a_parameter, a_operands = "const uint32_t *a", '"r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3])'
-        a_text = "{" + ", ".join(f"%{floats + i}" for i in range(4)) + "}"
+        a_text, a_setup = "{" + ", ".join(f"%{floats + i}" for i in range(4)) + "}", ""
         a_count, immediates = 4, f"1, 1, {int(transpose_b)}"
     else:
-        a_parameter, a_operands, a_text = "uint64_t a", '"l"(a)', f"%{floats}"
+        a_parameter, a_operands, a_text = "uint32_t a", '"r"(a)', "a"
+        a_setup = f".reg .b64 a; mov.b64 a, {{%{floats}, high}};\\n"
         a_count, immediates = 1, f"1, 1, 0, {int(transpose_b)}"
     b = floats + a_count
     ptx = PTX_TYPE[dtype]
     outputs = ", ".join(f'"+f"(d[{i}])' for i in range(floats))
     return f"""/* {comment} */
-static __device__ __forceinline__ void {name}(float *d, {a_parameter}, uint64_t b, int accumulate) {{
+static __device__ __forceinline__ void {name}(float *d, {a_parameter}, uint32_t b, int accumulate) {{
   asm volatile(
       "{{.reg .pred accumulate; setp.ne.b32 accumulate, %{b + 1}, 0;\\n"
-      "wgmma.mma_async.sync.aligned.m64n{n}k16.f32.{ptx}.{ptx} {{{accumulators}}}, {a_text}, %{b}, "
+      ".reg .b32 high; mov.b32 high, {DESCRIPTOR_HIGH}; .reg .b64 b; mov.b64 b, {{%{b}, high}};\\n{a_setup}"
+      "wgmma.mma_async.sync.aligned.m64n{n}k16.f32.{ptx}.{ptx} {{{accumulators}}}, {a_text}, b, "
       "accumulate, {immediates};}}\\n"
       : {outputs}
-      : {a_operands}, "l"(b), "r"(accumulate));
+      : {a_operands}, "r"(b), "r"(accumulate));
 }}
 """
 
