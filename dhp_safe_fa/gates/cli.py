@@ -6,48 +6,85 @@ Exit code: 0 pass, 1 fail, 2 invalid (a control went wrong) or not run (the caus
 from __future__ import annotations
 
 import argparse
+import importlib
+import json
 import os
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from . import controls, policy, report, targets, tools
-from .sass import PASS, Cubin, KernelReport, audit
+from .sass import Cubin, KernelReport, audit
 from .tools import NotRun
+from .verdict import EXIT_CODES, INVALID, NOT_RUN, GateResult, not_run, worst
 
-EXIT_PASS, EXIT_FAIL, EXIT_NOT_RUN = 0, 1, 2
 POLICY = Path(__file__).resolve().parents[2] / "audits" / "sass_policy.json"
+# The gates that execute kernels, each a module here with run(subjects, quick, progress) -> list[GateResult].
+EXECUTING = {
+    "counters": "hardware counters: equal on all inputs, to the last digit",
+    "bitwise": "the same bytes in every run, and whatever else is computed beside a row",
+    "timing": "no evidence in time for classes of inputs with equal bit statistics",
+}
+# What stops a gate before it has looked; anything else is a fault of the gate.
+_CAUSES = (NotRun, controls.ControlError, policy.PolicyError, ImportError, OSError)
+
+
+@dataclass
+class Screen:
+    """Where a run writes: out for verdicts, errors for progress and causes."""
+
+    out: Console
+    errors: Console
+
+    def progress(self) -> Progress:
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        return Progress(*columns, console=self.errors, transient=True, disable=not self.errors.is_terminal)
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m dhp_safe_fa.gates", description=(__doc__ or "").split("\n")[0])
     gates = parser.add_subparsers(dest="gate", required=True, metavar="GATE")
-    sass = gates.add_parser("sass", help="machine code: no predicated branch, no secret that steers; needs no GPU")
-    what = sass.add_mutually_exclusive_group()
-    what.add_argument("--kernel", metavar="NAME", help="one shipped kernel (default: all)")
+
+    def add(name: str, purpose: str) -> tuple[argparse.ArgumentParser, argparse._MutuallyExclusiveGroup]:
+        gate = gates.add_parser(name, help=purpose)
+        what = gate.add_mutually_exclusive_group()
+        what.add_argument("--kernel", metavar="NAME", help="one shipped kernel (default: all)")
+        what.add_argument("--peer", choices=targets.PEERS, help="another attention: its binary, or its calls")
+        gate.add_argument("--json", metavar="FILE", help="write the results there; - is standard output")
+        extent = gate.add_mutually_exclusive_group()
+        extent.add_argument("--quick", action="store_true", help="fewer repeats (sass is always exhaustive)")
+        extent.add_argument("--full", action="store_true", help="all repeats (default)")
+        return gate, what
+
+    sass, what = add("sass", "machine code: no predicated branch, no secret that steers; needs no GPU")
     what.add_argument("--cubin", metavar="FILE", type=Path, nargs="+", action="extend", help="anybody's cubins")
     what.add_argument("--library", metavar="FILE", type=Path, help="every cubin inside a library or executable")
-    what.add_argument("--peer", choices=targets.PEERS, help="the attention kernels of an installed package")
-    sass.add_argument("--policy", metavar="FILE", type=Path, help="exceptions (default: audits/sass_policy.json)")
-    sass.add_argument("--json", metavar="FILE", help="write the reports there; - is standard output")
-    extent = sass.add_mutually_exclusive_group()
-    extent.add_argument("--quick", action="store_true", help="same as --full: this gate is always exhaustive")
-    extent.add_argument("--full", action="store_true", help="analyse everything (always so)")
+    every, _ = add("all", "all four, and one JSON object")
+    for gate in (sass, every):
+        gate.add_argument("--policy", metavar="FILE", type=Path, help="exceptions (default: audits/sass_policy.json)")
+    for name, purpose in EXECUTING.items():
+        gate, _ = add(name, f"{purpose}; needs a Hopper GPU")
+        if name == "timing":
+            gate.add_argument("--plot", metavar="FILE", type=Path, help="draw the distributions there")
     return parser
 
 
+# ---- sass ------------------------------------------------------------------------------------------------------------
+
+
 def _choose(arguments: argparse.Namespace) -> list[Cubin]:
-    if arguments.cubin:
-        return targets.from_files(arguments.cubin)
-    if arguments.library:
-        return targets.from_library(arguments.library)
     if arguments.peer:
         return targets.from_peer(arguments.peer)
+    if arguments.gate == "sass" and arguments.cubin:
+        return targets.from_files(arguments.cubin)
+    if arguments.gate == "sass" and arguments.library:
+        return targets.from_library(arguments.library)
     return targets.select(targets.shipped(), arguments.kernel)
 
 
@@ -57,23 +94,21 @@ def _load_policy(path: Path | None) -> policy.Policy:
     return policy.load(path or POLICY)
 
 
-def run_sass(arguments: argparse.Namespace, out: Console, errors: Console) -> int:
-    """Controls, then the kernels. Returns the exit code; NotRun and its like are for the caller."""
+def run_sass(arguments: argparse.Namespace, screen: Screen) -> tuple[str, list[dict[str, Any]]]:
+    """Controls, then the kernels. Returns the verdict and the JSON; NotRun and its like are for the caller."""
     tools.find("nvdisasm")
     rules = _load_policy(arguments.policy)
     cubins = _choose(arguments)
-    not_run: list[str] = []
+    unread: list[str] = []
 
     def one(cubin: Cubin) -> list[KernelReport]:
         try:
             return audit(cubin, rules)
         except NotRun as error:
-            not_run.append(f"{cubin.origin or cubin.name}: {error}")
+            unread.append(f"{cubin.origin or cubin.name}: {error}")
             return []
 
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    progress = Progress(*columns, console=errors, transient=True, disable=not errors.is_terminal)
-    with progress, ThreadPoolExecutor(os.cpu_count()) as pool:
+    with screen.progress() as progress, ThreadPoolExecutor(os.cpu_count()) as pool:
         task = progress.add_task("controls", total=len(cubins) + 1)
         outcomes = controls.run_controls(controls.load_controls(lambda text: progress.update(task, description=text)))
         progress.update(task, advance=1, description="kernels")
@@ -83,27 +118,65 @@ def run_sass(arguments: argparse.Namespace, out: Console, errors: Console) -> in
             progress.advance(task)
 
     is_valid = not any(outcome.problem for outcome in outcomes)
-    report.print_controls(out, outcomes)
-    report.print_reports(out, reports, is_valid)
-    report.print_policy(out, rules)
-    for text in not_run:
-        out.print(escape(f"NOT RUN: {text}"))
-    if arguments.json:
-        text = report.as_json(reports, is_valid)
-        if arguments.json == "-":
-            sys.stdout.write(text)
-        else:
-            Path(arguments.json).write_text(text)
+    report.print_controls(screen.out, outcomes)
+    report.print_reports(screen.out, reports, is_valid)
+    report.print_policy(screen.out, rules)
+    for text in unread:
+        screen.out.print(escape(f"NOT RUN: {text}"))
+    found = report.as_json(reports, is_valid)
     if not is_valid:
-        out.print("[red]INVALID[/]: a control went wrong, so the verdicts mean nothing")
-        return EXIT_NOT_RUN
-    if any(r.verdict != PASS for r in reports):
-        out.print("[red]FAIL[/]")
-        return EXIT_FAIL
-    if not_run or not reports:
-        return EXIT_NOT_RUN
-    out.print("[green]PASS[/]")
-    return EXIT_PASS
+        return INVALID, found
+    return worst([*(r.verdict for r in reports), *(NOT_RUN for _ in unread)]), found
+
+
+# ---- the gates that execute kernels ----------------------------------------------------------------------------------
+
+
+def _subjects(arguments: argparse.Namespace) -> list[Any]:
+    subjects = importlib.import_module("dhp_safe_fa.gates.subjects")  # needs torch, which sass does not
+    chosen: list[Any] = subjects.choose(arguments.kernel, arguments.peer)
+    return chosen
+
+
+def run_executing(gate: str, arguments: argparse.Namespace, screen: Screen) -> tuple[str, list[dict[str, Any]]]:
+    """One of the gates that execute kernels; whatever stops it is a result, too."""
+    results: list[GateResult]
+    try:
+        subjects = _subjects(arguments)
+        module = importlib.import_module(f"dhp_safe_fa.gates.{gate}")
+        with screen.progress() as progress:
+            task = progress.add_task(gate, total=None)
+
+            def tell(text: str, done: int, total: int) -> None:
+                progress.update(task, description=f"{gate}: {text}", completed=done, total=total)
+
+            results = module.run(subjects, arguments.quick, tell)
+        if getattr(arguments, "plot", None):
+            module.plot(results, arguments.plot)
+    except _CAUSES as error:
+        results = [not_run(gate, arguments.peer or arguments.kernel or "shipped kernels", error)]
+    report.print_results(screen.out, gate, results)
+    return worst(result.verdict for result in results), [result.as_json() for result in results]
+
+
+def run_all(arguments: argparse.Namespace, screen: Screen) -> tuple[str, dict[str, Any]]:
+    """The four gates; one that cannot run does not stop the others."""
+    verdicts, found = [], dict[str, Any](environment=report.environment())
+    try:
+        verdict, found["sass"] = run_sass(arguments, screen)
+    except _CAUSES as error:
+        result = not_run("sass", arguments.peer or arguments.kernel or "shipped kernels", error)
+        report.print_results(screen.out, "sass", [result])
+        verdict, found["sass"] = NOT_RUN, [result.as_json()]
+    verdicts.append(verdict)
+    for gate in EXECUTING:
+        verdict, found[gate] = run_executing(gate, arguments, screen)
+        verdicts.append(verdict)
+    report.print_summary(screen.out, dict(zip(("sass", *EXECUTING), verdicts, strict=True)))
+    return worst(verdicts), found
+
+
+# ---- -----------------------------------------------------------------------------------------------------------------
 
 
 def _console(stream: TextIO) -> Console:
@@ -112,12 +185,27 @@ def _console(stream: TextIO) -> Console:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run one gate; returns the exit code."""
+    """Run one gate, or all; returns the exit code."""
     arguments = _parser().parse_args(argv)
     errors = _console(sys.stderr)
-    out = errors if arguments.json == "-" else _console(sys.stdout)
+    screen = Screen(errors if arguments.json == "-" else _console(sys.stdout), errors)
+    found: Any
     try:
-        return run_sass(arguments, out, errors)
-    except (NotRun, controls.ControlError, policy.PolicyError, OSError) as error:
+        if arguments.gate == "all":
+            verdict, found = run_all(arguments, screen)
+        elif arguments.gate == "sass":
+            verdict, found = run_sass(arguments, screen)
+        else:
+            verdict, found = run_executing(arguments.gate, arguments, screen)
+        if arguments.json:
+            text = json.dumps(found, indent=2) + "\n"
+            if arguments.json == "-":
+                sys.stdout.write(text)
+            else:
+                Path(arguments.json).write_text(text)
+    except _CAUSES as error:
         errors.print(escape(f"NOT RUN: {error}"))
-        return EXIT_NOT_RUN
+        return EXIT_CODES[NOT_RUN]
+    note = {INVALID: ": a control went wrong, so the verdicts mean nothing"}.get(verdict, "")
+    screen.out.print(f"{report.coloured(verdict)}{note}")
+    return EXIT_CODES[verdict]

@@ -1,12 +1,14 @@
-"""Planted leaks: small kernels that prove, in every run, that the gate can fail.
+"""Planted leaks: small kernels that prove, in every run, that the gates can fail.
 
-Each source in tests/controls/ holds two kernels. `leak` has one planted leak, which the gate has to find *by the kind
-that the first line declares*; `clean` does the same work without it and has to pass. The first line reads
+Each source in tests/controls/ holds two kernels. `leak` has one planted leak, which a gate has to find *as the first
+line declares*; `clean` does the same work without it and has to pass every gate. The first line reads
 
-    // control: expects sass=KIND [build=unbranch]
+    // control: expects sass=KIND counters=SEEN bitwise=SEEN timing=SEEN [build=unbranch]
 
 KIND is a kind of finding, `literal` (only the count of predicated transfers sees it), or `blind` (another gate's case:
-here there must be no finding). build=unbranch sends the code through the branch-removal step of the shipped kernels.
+here there must be no finding). SEEN, of the gates that execute the kernels, is `caught`, `blind` (and it is as wrong to
+see something there as to miss a leak) or `may` (chance decides, nothing is claimed). build=unbranch sends the code
+through the branch-removal step of the shipped kernels.
 
 Machine code comes from nvcc, all sources in one cubin per way of building (starting nvdisasm is what takes time),
 where the kernels are called NAME_leak and NAME_clean. It is kept under build/controls/ until anything that goes into it
@@ -21,12 +23,13 @@ import json
 import os
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from . import tools
 from .policy import Policy
-from .sass import PASS, Cubin, KernelReport, audit
+from .sass import Cubin, KernelReport, audit
+from .verdict import PASS, ControlOutcome
 
 _ROOT = Path(__file__).resolve().parents[2]
 SOURCES = _ROOT / "tests" / "controls"
@@ -34,19 +37,47 @@ UNBRANCH = _ROOT / "csrc" / "kernels" / "unbranch.py"
 CACHE = _ROOT / "build" / "controls"
 PACKAGED = Path(__file__).resolve().parent / "planted"
 MANIFEST = "manifest.json"
-LITERAL, BLIND = "literal", "blind"
+LITERAL, BLIND, CAUGHT, MAY = "literal", "blind", "caught", "may"
+EXECUTING = ("counters", "bitwise", "timing")  # the gates that execute the kernels
 TWINS = ("leak", "clean")
 _FLAGS = ["-std=c++17", "-O3", "-lineinfo"]
 _ARCHITECTURE = "90a"
-_HEADER = re.compile(r"// control: expects sass=(?P<expects>[\w-]+)(?: build=(?P<build>unbranch))?")
+_FORM = "// control: expects sass=KIND counters=SEEN bitwise=SEEN timing=SEEN [build=unbranch]"
+_HEADER = re.compile(
+    r"// control: expects sass=(?P<sass>[\w-]+)"
+    + "".join(rf" {gate}=(?P<{gate}>{CAUGHT}|{BLIND}|{MAY})" for gate in EXECUTING)
+    + r"(?: build=(?P<build>unbranch))?"
+)
+
+
+@dataclass(frozen=True)
+class Header:
+    """What a control's first line says: what the gate sass finds, what each other gate sees, how it is built."""
+
+    sass: str
+    executing: dict[str, str]
+    build: str
 
 
 @dataclass(frozen=True)
 class Controls:
-    """All controls: name to what it expects, and the cubins that hold their kernels."""
+    """All controls, and the cubins that hold their kernels.
+
+    Attributes:
+        expects: name to what the gate sass finds.
+        executing: name to {gate: caught, blind or may} for the gates that execute the kernels.
+    """
 
     expects: dict[str, str]
     cubins: list[bytes]
+    executing: dict[str, dict[str, str]] = field(default_factory=dict)
+
+    def expected_of(self, gate: str) -> dict[str, str]:
+        """Name to caught, blind or may, for one gate that executes the kernels. ControlError if one does not say."""
+        missing = [name for name in self.expects if gate not in self.executing.get(name, {})]
+        if missing or not self.expects:
+            raise ControlError(f"controls that do not say what {gate} sees: {', '.join(missing) or 'there are none'}")
+        return {name: self.executing[name][gate] for name in self.expects}
 
 
 @dataclass(frozen=True)
@@ -62,11 +93,12 @@ class ControlError(Exception):
     """A control's source does not say what it expects, or cannot be built."""
 
 
-def _header(source: Path) -> tuple[str, str]:
+def read_header(source: Path) -> Header:
+    """The first line of a control. ControlError if it has another form."""
     match = _HEADER.fullmatch(source.read_text().split("\n", 1)[0])
     if not match:
-        raise ControlError(f"{source}: the first line does not read '// control: expects sass=KIND [build=unbranch]'")
-    return match["expects"], match["build"] or ""
+        raise ControlError(f"{source}: the first line does not read '{_FORM}'")
+    return Header(match["sass"], {gate: match[gate] for gate in EXECUTING}, match["build"] or "")
 
 
 def find_nvcc() -> Path | None:
@@ -128,7 +160,7 @@ def build_controls(out_dir: Path, progress: Callable[[str], None] = lambda _: No
     sources = sorted(SOURCES.glob("*.cu"))
     if not sources:
         raise ControlError(f"{SOURCES} holds no control")
-    headers = {source: _header(source) for source in sources}
+    headers = {source: read_header(source) for source in sources}
     names = [source.stem for source in sources]
     nvcc = find_nvcc()
     manifest = out_dir / MANIFEST
@@ -142,11 +174,13 @@ def build_controls(out_dir: Path, progress: Callable[[str], None] = lambda _: No
     out_dir.mkdir(parents=True, exist_ok=True)
     manifest.unlink(missing_ok=True)
     cubins = []
-    for build in sorted({build for _, build in headers.values()}):
+    for build in sorted({header.build for header in headers.values()}):
         cubins.append(f"{build or 'plain'}.cubin")
-        _compile([s for s in sources if headers[s][1] == build], build, nvcc, out_dir / cubins[-1])
-    expects = {source.stem: headers[source][0] for source in sources}
-    manifest.write_text(json.dumps({**new, "cubins": cubins, "expects": expects}, indent=1) + "\n")
+        _compile([s for s in sources if headers[s].build == build], build, nvcc, out_dir / cubins[-1])
+    expects = {source.stem: headers[source].sass for source in sources}
+    executing = {source.stem: headers[source].executing for source in sources}
+    content = {**new, "cubins": cubins, "expects": expects, "executing": executing}
+    manifest.write_text(json.dumps(content, indent=1) + "\n")
     return names
 
 
@@ -161,7 +195,8 @@ def load_controls(progress: Callable[[str], None] = lambda _: None) -> Controls:
     if not manifest.exists():
         raise tools.NotRun(f"no controls: neither sources in {SOURCES} nor a packaged {manifest}")
     content = json.loads(manifest.read_text())
-    return Controls(content["expects"], [(folder / name).read_bytes() for name in content["cubins"]])
+    cubins = [(folder / name).read_bytes() for name in content["cubins"]]
+    return Controls(content["expects"], cubins, content.get("executing", {}))
 
 
 def judge(expects: str, leak: KernelReport | None, clean: KernelReport | None) -> str:
@@ -182,6 +217,18 @@ def judge(expects: str, leak: KernelReport | None, clean: KernelReport | None) -
     if expects not in found:
         return f"planted {expects} was not found (found: {', '.join(sorted(found)) or 'nothing'})"
     return ""
+
+
+def judge_executed(name: str, expects: str, leak: str, clean: str) -> ControlOutcome:
+    """What a gate that executes the kernels saw of a control: leak and clean say it in a line, empty for nothing."""
+    problem = ""
+    if clean:
+        problem = f"clean twin failed: {clean}"
+    elif expects == CAUGHT and not leak:
+        problem = "the planted leak was not seen"
+    elif expects == BLIND and leak:
+        problem = f"seen where nothing was expected: {leak}"
+    return ControlOutcome(name, expects, leak or "nothing", problem)
 
 
 def run_controls(controls: Controls) -> list[Outcome]:

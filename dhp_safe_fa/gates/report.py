@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import json
+import importlib
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -13,10 +14,18 @@ from rich.table import Table
 
 from .controls import Outcome
 from .policy import Policy
-from .sass import PASS, KernelReport
+from .sass import KernelReport
+from .verdict import FAIL, INVALID, NOT_RUN, PASS, ControlOutcome, GateResult
 
-INVALID = "INVALID"
 _SHOWN = 8  # findings printed per kernel; --json has all
+
+
+_COLOURS = {PASS: "green", NOT_RUN: "yellow", INVALID: "red", FAIL: "red"}
+
+
+def coloured(verdict: str) -> str:
+    """For the screen."""
+    return f"[{_COLOURS[verdict]}]{verdict}[/]"
 
 
 def _short(name: str) -> str:
@@ -24,15 +33,12 @@ def _short(name: str) -> str:
     return name if len(name) <= 60 else f"{name[:36]}…{name[-23:]}"
 
 
-def as_json(reports: list[KernelReport], is_valid: bool) -> str:
-    """A list with one object for each kernel."""
-    objects: list[dict[str, Any]] = [
-        {**asdict(report), "verdict": report.verdict if is_valid else INVALID} for report in reports
-    ]
-    return json.dumps(objects, indent=2) + "\n"
+def as_json(reports: list[KernelReport], is_valid: bool) -> list[dict[str, Any]]:
+    """One object for each kernel."""
+    return [{**asdict(report), "verdict": report.verdict if is_valid else INVALID} for report in reports]
 
 
-def print_controls(console: Console, outcomes: list[Outcome]) -> None:
+def print_controls(console: Console, outcomes: Sequence[Outcome | ControlOutcome]) -> None:
     """One line if all controls are right, else one for each that is not."""
     wrong = [outcome for outcome in outcomes if outcome.problem]
     for outcome in wrong:
@@ -56,7 +62,7 @@ def print_reports(console: Console, reports: list[KernelReport], is_valid: bool)
             *(str(figure) for figure in figures),
             str(len(r.secret_findings)),
             str(len(r.unknown_opcodes)),
-            f"[{'green' if verdict == PASS else 'red'}]{verdict}[/]",
+            coloured(verdict),
         )
     console.print(table)
     for r in reports:
@@ -87,3 +93,54 @@ def print_policy(console: Console, policy: Policy) -> None:
         state = "used" if entry in policy.used else "[yellow]unused[/]"
         what = f"{entry.effect} {entry.kernel}: {entry.instruction}: {entry.reason}"
         console.print(f"policy: {state}: {escape(what)}")
+
+
+# ---- the gates that execute kernels ----------------------------------------------------------------------------------
+
+
+def environment() -> dict[str, Any]:
+    """On what a run is made: version, commit, gpu, driver, cuda, torch, nvcc and kernels, as far as it can be known."""
+    try:
+        known = importlib.import_module("dhp_safe_fa.bench.environment")
+        has_gpu = importlib.import_module("torch").cuda.is_available()
+        found: dict[str, Any] = known.environment("cuda" if has_gpu else "cpu")
+    except ImportError as error:  # no torch: the gate sass runs all the same
+        return {"gpu": None, "note": str(error)}
+    driver = found.get("nvidia_smi", {}).get("driver_version")
+    gpu = {"gpu": found["device"] if has_gpu else None, "driver": driver, "cuda": found.get("cuda")}
+    return {"version": found["dhp_safe_fa"], **found, **gpu}
+
+
+def print_results(console: Console, gate: str, results: list[GateResult]) -> None:
+    """The controls, the table, then what speaks against each subject."""
+    measured = [result for result in results if result.verdict != NOT_RUN]
+    if measured:
+        print_controls(console, measured[0].controls)
+    headings = list(dict.fromkeys(key for r in measured for key, value in r.figures.items() if _is_column(value)))
+    table = Table(title=gate, box=box.SIMPLE)
+    table.add_column("subject", overflow="fold")
+    for heading in (*headings, "verdict"):
+        table.add_column(heading, justify="right")
+    for r in results:
+        table.add_row(escape(r.subject), *(_cell(r.figures.get(key)) for key in headings), coloured(r.verdict))
+    console.print(table)
+    for r in results:
+        for problem in r.problems[:_SHOWN]:
+            console.print(escape(f"{r.verdict}: {r.subject}: {problem}"))
+        if len(r.problems) > _SHOWN:
+            console.print(escape(f"{r.subject}: {len(r.problems) - _SHOWN} more, see --json"))
+
+
+def _is_column(value: Any) -> bool:
+    return isinstance(value, (int, float, str))
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.3g}"
+    return "" if value is None else escape(str(value))
+
+
+def print_summary(console: Console, verdicts: dict[str, str]) -> None:
+    """One line: gate and verdict."""
+    console.print("  ".join(f"{gate} {coloured(verdict)}" for gate, verdict in verdicts.items()))

@@ -16,8 +16,7 @@ from .listing import ListingError, Program, parse_listing
 from .operands import UnknownInstruction
 from .policy import ACCEPTED, PUBLIC_RESULT, Policy
 from .taint import Analysis, Finding, analyse, count_indirect
-
-PASS, FAIL = "PASS", "FAIL"
+from .verdict import FAIL, PASS
 
 
 @dataclass(frozen=True)

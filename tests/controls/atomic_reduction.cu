@@ -1,4 +1,4 @@
-// control: expects sass=blind
+// control: expects sass=blind counters=blind bitwise=caught timing=blind
 // The order of the additions varies from run to run, and with it the last bits: for the bitwise gate to catch.
 
 extern "C" __global__ void leak(const float *secret, float *out) { atomicAdd(out, secret[threadIdx.x]); }

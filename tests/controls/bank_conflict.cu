@@ -1,4 +1,4 @@
-// control: expects sass=address
+// control: expects sass=address counters=caught bitwise=blind timing=blind
 // A value chooses the shared-memory bank: the same number of accesses, but a different number of passes.
 
 extern "C" __global__ void leak(const float *secret, float *out) {

@@ -1,4 +1,4 @@
-// control: expects sass=barrier-operand
+// control: expects sass=barrier-operand counters=blind bitwise=blind timing=blind
 // A value chooses the named barrier to wait at.
 
 extern "C" __global__ void leak(const float *secret, float *out) {

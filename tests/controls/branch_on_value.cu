@@ -1,4 +1,4 @@
-// control: expects sass=branch
+// control: expects sass=branch counters=caught bitwise=blind timing=caught
 // Work that is done only where a value is positive.
 
 extern "C" __global__ void leak(const float *secret, float *out) {

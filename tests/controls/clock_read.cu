@@ -1,4 +1,4 @@
-// control: expects sass=clock
+// control: expects sass=clock counters=blind bitwise=caught timing=blind
 // A kernel that can measure time can act on it.
 
 extern "C" __global__ void leak(const float *secret, float *out) {

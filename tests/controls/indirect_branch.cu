@@ -1,4 +1,4 @@
-// control: expects sass=indirect-branch build=unbranch
+// control: expects sass=indirect-branch counters=caught bitwise=blind timing=caught build=unbranch
 // A branch on a value, made indirect by the build step that removes conditional branches: the literal count is 0.
 
 extern "C" __global__ void leak(const float *secret, float *out) {

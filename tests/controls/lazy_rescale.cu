@@ -1,4 +1,4 @@
-// control: expects sass=branch
+// control: expects sass=branch counters=caught bitwise=blind timing=caught
 // The accumulators are rescaled only if a vote says that some row's maximum has grown.
 
 __device__ float ex2(float x) {

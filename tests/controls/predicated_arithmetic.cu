@@ -1,4 +1,4 @@
-// control: expects sass=guarded-arithmetic
+// control: expects sass=guarded-arithmetic counters=caught bitwise=blind timing=blind
 // An addition under a predicate: issued always, but counted per thread only where the predicate holds.
 
 extern "C" __global__ void leak(const float *secret, float *out) {

@@ -1,4 +1,4 @@
-// control: expects sass=guarded-memory
+// control: expects sass=guarded-memory counters=caught bitwise=blind timing=blind
 // A result is written only where it is positive.
 
 extern "C" __global__ void leak(const float *secret, float *out) {

@@ -1,4 +1,4 @@
-// control: expects sass=shuffle-lane
+// control: expects sass=shuffle-lane counters=blind bitwise=blind timing=blind
 // A value chooses the lane to read from.
 
 extern "C" __global__ void leak(const float *secret, float *out) {

@@ -1,4 +1,4 @@
-// control: expects sass=literal
+// control: expects sass=literal counters=caught bitwise=blind timing=blind
 // Waiting by spinning: the barrier's state is public, but the number of rounds is not fixed.
 
 __device__ unsigned barrier_init(unsigned long long *word) {

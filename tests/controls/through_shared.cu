@@ -1,4 +1,4 @@
-// control: expects sass=branch
+// control: expects sass=branch counters=caught bitwise=blind timing=caught
 // A value is passed to the neighbour through shared memory, and the neighbour branches on it.
 
 extern "C" __global__ void leak(const float *secret, float *out) {

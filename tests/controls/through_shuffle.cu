@@ -1,4 +1,4 @@
-// control: expects sass=branch
+// control: expects sass=branch counters=caught bitwise=blind timing=caught
 // A value comes from another lane, and the receiver branches on it.
 
 extern "C" __global__ void leak(const float *secret, float *out) {

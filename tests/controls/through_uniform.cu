@@ -1,4 +1,4 @@
-// control: expects sass=descriptor
+// control: expects sass=descriptor counters=caught bitwise=blind timing=blind
 // A value goes through a uniform register and becomes the size of a bulk copy.
 
 extern "C" __global__ void leak(const float *secret, float *out) {

@@ -1,4 +1,4 @@
-// control: expects sass=branch
+// control: expects sass=branch counters=caught bitwise=blind timing=caught
 // A product of the tensor cores is branched on.
 
 __device__ float first_of_product(const float *secret) {

@@ -1,0 +1,139 @@
+"""What the gates that execute kernels put under test: the shipped kernels, or a peer, on public shapes.
+
+A shipped kernel is reached through the operator, like everything else: shapes are tried until the plan
+(``dhp_safe_fa._inspect.plan``) answers with that kernel, so a new kernel needs no word here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import dhp_safe_fa
+from dhp_safe_fa import _inspect
+from dhp_safe_fa.bench import peers
+
+from .inputs import Shape
+from .targets import PEERS
+from .tools import NotRun
+
+Attend = Callable[[Tensor, Tensor, Tensor, bool], tuple[Tensor, ...]]
+
+# Shapes are tried from the nearest to this one: 128 CTAs of 128 queries nearly fill an H100, and 8 tiles of keys are
+# enough for every stage of a pipeline.
+_BATCH, _HEADS, _SEQLEN = 1, 16, 1024
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What is under test.
+
+    Attributes:
+        name: a shipped kernel's name, or a peer's.
+        attend: (q, k, v, is_causal) -> all outputs.
+        context: to be entered around every call.
+        kernels: names of the shipped kernels that the shapes launch; empty for a peer, whose kernels are all counted.
+        shapes: on which it is run.
+        cubin_sha256: of the shipped kernel; empty for a peer.
+    """
+
+    name: str
+    attend: Attend
+    context: Callable[[], AbstractContextManager[object]]
+    kernels: tuple[str, ...]
+    shapes: tuple[Shape, ...]
+    cubin_sha256: str = ""
+
+
+def require_gpu() -> None:
+    """NotRun unless the current CUDA device is a Hopper GPU, which is what kernels and controls are built for."""
+    if not torch.cuda.is_available():
+        raise NotRun("no CUDA GPU, or a torch without CUDA")
+    capability = torch.cuda.get_device_capability()
+    if capability != (9, 0):
+        name = torch.cuda.get_device_name()
+        raise NotRun(f"{name} has compute capability {capability[0]}.{capability[1]}; 9.0 (Hopper) is needed")
+
+
+def _candidates(head_dim: int, dtype: str) -> Iterator[Shape]:
+    """Self-attention with every mixture of powers of two, the nearest to the reference first."""
+    sizes = product((1, 2, 4, 8), (1, 2, 4, 8, 16, 32, 64), (1, 16, 64, 128, 256, 512, 1024, 2048, 4096, 8192))
+    reference = (_BATCH, _HEADS, _SEQLEN)
+
+    def distance(size: tuple[int, int, int]) -> float:
+        return sum(abs(math.log2(a / b)) for a, b in zip(size, reference, strict=True))
+
+    for batch, heads, seqlen in sorted(sizes, key=distance):
+        yield Shape(batch, heads, heads, seqlen, seqlen, head_dim, dtype, False)
+
+
+def _planned(shape: Shape) -> str:
+    """The kernel that the shape launches."""
+    plan = _inspect.plan(shape.q, shape.k, shape.dtype, shape.is_causal, 0)
+    return str(plan["kernel"]) if plan else ""
+
+
+def shapes_of(kernel: dict[str, Any]) -> tuple[Shape, ...]:
+    """Four shapes that launch a kernel of ``_inspect.kernels()``: full; causal; grouped heads; lengths and head_dim
+    that fill no tile. NotRun if none was found."""
+    name, head_dim, dtype = str(kernel["name"]), int(kernel["head_dim"]), str(kernel["dtype"])
+    for full in _candidates(head_dim, dtype):
+        odd = replace(full, seqlen_q=full.seqlen_q + 13, seqlen_k=full.seqlen_k + 77, head_dim=head_dim - 8)
+        grouped = replace(full, heads_k=max(1, full.heads_q // 4), is_causal=True)
+        shapes = (full, replace(full, is_causal=True), grouped, replace(odd, is_causal=True))
+        if all(_planned(shape) == name for shape in shapes):
+            return shapes
+    raise NotRun(f"{name}: no shape was found whose plan chooses this kernel")
+
+
+def _attend_ours(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> tuple[Tensor, ...]:
+    return dhp_safe_fa.attention_lse(q, k, v, is_causal=is_causal)
+
+
+def shipped(kernel: str | None = None) -> list[Subject]:
+    """The shipped kernel of that name, or all of them. NotRun names what there is."""
+    kernels = _inspect.kernels()
+    if not kernels:
+        raise NotRun("no shipped kernel: the package was built without nvcc")
+    chosen = [k for k in kernels if kernel in (None, k["name"])]
+    if not chosen:
+        known = ", ".join(str(k["name"]) for k in kernels)
+        raise NotRun(f"--kernel {kernel}: there is no such kernel; shipped are {known}")
+    return [
+        Subject(k["name"], _attend_ours, nullcontext, (k["name"],), shapes_of(k), k["cubin_sha256"]) for k in chosen
+    ]
+
+
+def peer(name: str) -> Subject:
+    """A peer of the benchmark, on self-attention shapes that all peers support. NotRun if it is not there."""
+    short = name.removeprefix("sdpa-")
+    found, notes = peers.candidates("cuda")
+    candidate = next((c for c in found if c.name == short), None)
+    if candidate is None:
+        raise NotRun(f"--peer {name}: {'; '.join(notes) or 'there is no such peer'}")
+
+    def attend(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> tuple[Tensor, ...]:
+        return (candidate.attend(q, k, v, is_causal),)
+
+    full = Shape(_BATCH, _HEADS, _HEADS, _SEQLEN, _SEQLEN, 128, "float16", False)
+    shapes = [full, replace(full, is_causal=True), replace(full, head_dim=64)]
+    shapes.append(replace(full, seqlen_q=_SEQLEN + 13, seqlen_k=_SEQLEN + 13, is_causal=True))
+    return Subject(name, attend, candidate.context, (), tuple(shapes))
+
+
+def choose(kernel: str | None = None, peer_name: str | None = None) -> list[Subject]:
+    """What the command line asks for; NotRun if there is no GPU to run it on, or no such thing."""
+    require_gpu()
+    return [peer(peer_name)] if peer_name else shipped(kernel)
+
+
+def by_name(name: str) -> Subject:
+    """The subject of that name, in another process than the one that chose it."""
+    return peer(name) if name in PEERS else shipped(name)[0]
