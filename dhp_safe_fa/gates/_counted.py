@@ -34,11 +34,12 @@ class Step:
     call: Callable[[], object]
 
 
-def _subject_steps(subject: Subject, shapes: int, repeats: int) -> Iterator[Step]:
+def _subject_steps(subject: Subject, shapes: int, data: list[str]) -> Iterator[Step]:
     """Fixed buffers, into which each class is copied: the addresses are the same in every launch."""
-    # the last shape differs most from the first: odd lengths, masked
-    for shape in dict.fromkeys([*subject.shapes[: shapes - 1], subject.shapes[-1]]):
-        classes = {name: inputs.make(name, shape, SEED) for name in inputs.CLASSES}
+    # of several shapes always the last, which differs most from the first: odd lengths, masked
+    chosen = [*subject.shapes[: shapes - 1], subject.shapes[-1]] if shapes > 1 else subject.shapes[:1]
+    for shape in chosen:
+        classes = {name: inputs.make(name, shape, SEED) for name in dict.fromkeys(data)}
         buffers = inputs.make("normal", shape, SEED)
 
         def call(buffers: inputs.Inputs = buffers, is_causal: bool = shape.is_causal) -> None:
@@ -46,10 +47,10 @@ def _subject_steps(subject: Subject, shapes: int, repeats: int) -> Iterator[Step
                 subject.attend(*buffers, is_causal)
 
         call()  # loads and plans whatever is loaded and planned once
-        for _, (data, contents) in product(range(repeats), classes.items()):
-            for buffer, content in zip(buffers, contents, strict=True):
+        for name in data:
+            for buffer, content in zip(buffers, classes[name], strict=True):
                 buffer.copy_(content)
-            yield Step(subject.name, str(shape), data, call)
+            yield Step(subject.name, str(shape), name, call)
 
 
 def _control_steps(data: list[str]) -> Iterator[Step]:
@@ -73,7 +74,7 @@ def _steps(request: dict[str, Any]) -> Iterator[Step]:
     if request["control_data"]:
         yield from _control_steps(request["control_data"])
     for name in request["subjects"]:
-        yield from _subject_steps(by_name(name), request["shapes"], request["repeats"])
+        yield from _subject_steps(by_name(name), request["shapes"], request["data"])
 
 
 def main(path: Path) -> None:

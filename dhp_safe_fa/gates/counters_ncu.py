@@ -28,15 +28,15 @@ class Request:
 
     Attributes:
         metrics: by the names of ``ncu --query-metrics``, with their suffix.
-        subjects: names of subjects; each is run on `shapes` of its shapes, every class of inputs `repeats` times.
-        control_data: names of ``inputs.planted_secrets``, with which every control is run; a name that comes twice is
-            an A/A pair. Empty: no controls.
+        subjects: names of subjects; each is run on `shapes` of its shapes, with `data` on each.
+        data: names of ``inputs.CLASSES``; one that comes twice is an A/A pair.
+        control_data: names of ``inputs.planted_secrets``, with which every control is run. Empty: no controls.
     """
 
     metrics: tuple[str, ...]
     subjects: tuple[str, ...]
     shapes: int
-    repeats: int
+    data: tuple[str, ...]
     control_data: tuple[str, ...] = ()
 
 
