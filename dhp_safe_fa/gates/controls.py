@@ -124,6 +124,16 @@ def _unbranch(ptx: str) -> str:
     return text
 
 
+def markdown_table() -> str:
+    """Control by gate, as the headers declare: the table of docs/gates.md."""
+    lines = [f"| control | sass | {' | '.join(EXECUTING)} |", "|---|---|" + "---|" * len(EXECUTING)]
+    for source in sorted(SOURCES.glob("*.cu")):
+        header = read_header(source)
+        cells = (header.executing[gate] for gate in EXECUTING)
+        lines.append(f"| {source.stem} | {header.sass} | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
 def _combine(sources: list[Path]) -> str:
     """One source that includes them all, their kernels renamed."""
     lines = []

@@ -1,9 +1,9 @@
 """The gate `counters`: what Nsight Compute counts is the same for every input, to the last digit.
 
 Each class of inputs (``inputs.CLASSES``) is run several times. A metric that is the same in all runs of the same input
-(A/A) is *exact*, and then has to be the same over all classes. That instruction counts are exact is demanded: a kernel
-that spins executes what chance decides. Bytes, cache traffic and time are never exact; their spread over the classes
-is reported beside their spread in A/A.
+(A/A) is *exact*, and then has to be the same over all classes. That counts of executed instructions are exact is
+demanded: a kernel that spins executes what chance decides. Bytes, cache traffic and time are never exact; their spread
+over the classes is reported beside their spread in A/A.
 """
 
 from __future__ import annotations
@@ -31,28 +31,34 @@ DEMANDED = (
     "smsp__sass_branch_targets.sum",
     "smsp__sass_branch_targets_threads_divergent.sum",
 )
-# Exact or not: that is measured. Sectors are counted before L1, and between L1 and L2, where TMA's are among them; idc
-# is the constant cache.
+# Exact or not: that is measured. xbar2l1tex is what comes from L2, also by TMA; idc is the constant cache.
 CANDIDATES = (
     "smsp__thread_inst_executed_pred_on.sum",
-    "l1tex__t_requests_pipe_lsu_mem_global_op_ld.sum",
-    "l1tex__t_requests_pipe_lsu_mem_global_op_st.sum",
     "l1tex__t_sectors_pipe_lsu_mem_global_op_ld.sum",
-    "l1tex__t_sectors_pipe_lsu_mem_global_op_st.sum",
     "l1tex__data_bank_conflicts_pipe_lsu_mem_shared_op_ld.sum",
-    "l1tex__data_bank_conflicts_pipe_lsu_mem_shared_op_st.sum",
     "l1tex__m_xbar2l1tex_read_sectors.sum",
-    "l1tex__m_l1tex2xbar_write_sectors.sum",
     "idc__requests.sum",
     REGISTERS,
 )
-# These take many passes, so they have a run of their own, with one shape and no controls: instructions of each opcode
-# and what the patched code says of threads (exact again), then what is never exact: issued instructions have replays.
+# Not exact, but nearly so, and therefore a finding if classes differ by more percent than this. Sectors written to L2:
+# neighbouring stores are merged or not as they happen to meet, 3 in 70,000 on the shipped kernels and 1.4 % where
+# registers are spilled (H100).
+WITHIN = {"l1tex__m_l1tex2xbar_write_sectors.sum": 5.0}
+# A run of their own, with one shape and no controls, because these take many passes. First what is exact again:
+# instructions of each opcode, what patched code says of threads, requests and sectors.
 DEMANDED_ONCE = (OPCODES, "smsp__sass_thread_inst_executed.sum")
-CANDIDATES_ONCE = ("smsp__sass_thread_inst_executed_pred_on.sum",)
+CANDIDATES_ONCE = (
+    "smsp__sass_thread_inst_executed_pred_on.sum",
+    "l1tex__t_requests_pipe_lsu_mem_global_op_ld.sum",
+    "l1tex__t_requests_pipe_lsu_mem_global_op_st.sum",
+    "l1tex__t_sectors_pipe_lsu_mem_global_op_st.sum",
+)
+# Then what is not exact, and is only reported. Issued instructions contain replays; conflicts of stores to shared
+# memory contain those with TMA, which come as chance has it (2 to 70 % in A/A on an H100).
 REPORTED = (
     TIME,
     "smsp__inst_issued.sum",
+    "l1tex__data_bank_conflicts_pipe_lsu_mem_shared_op_st.sum",
     "dram__bytes_read.sum",
     "dram__bytes_write.sum",
     "lts__t_sectors.sum",
@@ -83,7 +89,7 @@ QUICK = Extent(
     shapes=2,
     data=(*_ALL, "zeros", "normal", "NaN rows"),
     data_once=("zeros", "normal", "large", "NaN rows") * 2,
-    control_data=("zeros", "normal", "large", "NaN", "zeros"),
+    control_data=("zeros", "ascending", "large", "NaN", "zeros"),
 )
 FULL = Extent(
     shapes=4,
@@ -156,15 +162,19 @@ def findings(seen: dict[str, Study], noisy: set[str]) -> list[str]:
     """What speaks against a kernel on one label. noisy: metrics that A/A runs have shown not to be exact."""
     found = []
     for metric, one in seen.items():
-        if _base(metric) in REPORTED:
-            continue
         if _base(metric) in (*DEMANDED, *DEMANDED_ONCE) and not one.is_exact:
             found.append(f"{metric} varies by {one.aa_percent:.2g} % between runs of the same input")
-        elif metric not in noisy and not one.is_equal:
-            low = min(one.by_class, key=lambda data: one.by_class[data])
-            high = max(one.by_class, key=lambda data: one.by_class[data])
-            found.append(f"{metric}: {one.by_class[low]:.0f} ({low}) to {one.by_class[high]:.0f} ({high})")
+        elif metric in WITHIN:
+            if one.classes_percent > WITHIN[metric]:
+                found.append(_difference(metric, one))
+        elif _base(metric) not in REPORTED and metric not in noisy and not one.is_equal:
+            found.append(_difference(metric, one))
     return found
+
+
+def _difference(metric: str, seen: Study) -> str:
+    low, *_, high = sorted(seen.by_class, key=lambda data: seen.by_class[data])
+    return f"{metric}: {seen.by_class[low]:.0f} ({low}) to {seen.by_class[high]:.0f} ({high})"
 
 
 def by_label(counts: Iterable[Count], name: str) -> dict[str, list[Count]]:
@@ -196,7 +206,7 @@ def judge_subject(
     studies = [*shapes.items(), *costly.items()]
     noisy = inexact(seen for _, seen in studies)
     problems = [f"{label}: {text}" for label, seen in studies for text in findings(seen, noisy)]
-    gated = {metric for _, seen in studies for metric in seen if _base(metric) not in REPORTED}
+    gated = {metric for _, seen in studies for metric in seen if _base(metric) not in (*REPORTED, *WITHIN)}
     first, detail = next(iter(shapes.values())), next(iter(costly.values()))
     figures: dict[str, Any] = {
         "shapes": len(shapes),
@@ -204,7 +214,7 @@ def judge_subject(
         "instructions": int(first[INSTRUCTIONS].value),
         "registers": int(first[REGISTERS].value),
         "exact": f"{len(gated - noisy)} of {len(gated)}",
-        "differ": len({metric for _, seen in studies for metric, s in seen.items() if not s.is_equal} - noisy),
+        "differ": len({metric for _, seen in studies for metric, s in seen.items() if not s.is_equal} & gated - noisy),
         "time: classes (A/A)": f"{detail[TIME].classes_percent:.1f} ({detail[TIME].aa_percent:.1f}) %",
         "not exact": sorted(noisy & gated),
         "kernels": sorted({kernel for count in often if count.name == name for kernel in count.kernels}),
@@ -224,7 +234,7 @@ def run(subjects: list[Subject], quick: bool, progress: Progress) -> list[GateRe
     extent = QUICK if quick else FULL
     names = tuple(subject.name for subject in subjects)
     shapes = min(extent.shapes, *(len(subject.shapes) for subject in subjects))
-    first = Request((*DEMANDED, *CANDIDATES), names, shapes, extent.data, extent.control_data)
+    first = Request((*DEMANDED, *CANDIDATES, *WITHIN), names, shapes, extent.data, extent.control_data)
     second = Request((*DEMANDED_ONCE, *CANDIDATES_ONCE, *REPORTED), names, 1, extent.data_once)
     in_first = len(expected) * len(controls.TWINS) * len(extent.control_data) + len(names) * shapes * len(extent.data)
     total = in_first + len(names) * len(extent.data_once)

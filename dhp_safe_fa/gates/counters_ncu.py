@@ -16,6 +16,7 @@ from pathlib import Path
 from . import tools
 from .tools import NotRun
 
+INSTALLED = Path("/opt/nvidia/nsight-compute")
 _NVTX = "thread Domain:Push/Pop_Range:PL_Type:PL_Value:CLR_Type:Color:Msg_Type:Msg"
 _RANGE = re.compile(r"dhp:(\d+):")
 _ERROR = re.compile(r"==ERROR== (.*)")
@@ -64,7 +65,7 @@ def find_ncu() -> Path:
     try:
         return tools.find("ncu")
     except NotRun:
-        own = sorted(Path("/opt/nvidia/nsight-compute").glob("*/ncu"))
+        own = sorted(INSTALLED.glob("*/ncu"))
         if own:
             return own[-1]
         raise NotRun("ncu (Nsight Compute) was not found in PATH, CUDA_HOME, /usr/local/cuda or /opt/nvidia") from None
@@ -94,18 +95,21 @@ def read_rows(text: str, metrics: Sequence[str]) -> list[tuple[int, str, dict[st
     return found
 
 
-def _number(text: str) -> float:
-    return float(text.replace(",", ""))
+def _number(metric: str, text: str) -> float:
+    try:
+        return float(text.replace(",", ""))
+    except ValueError:
+        raise NotRun(f"ncu gives '{text}' for {metric}, where a number is expected") from None
 
 
 def _read_cell(metric: str, cell: str) -> dict[str, float]:
     """A number, or a number followed by (KEY: number; …). Keys that are numbers count instances, not opcodes."""
     total, _, instances = cell.partition(" (")
-    values = {metric: _number(total)}
+    values = {metric: _number(metric, total)}
     for instance in filter(None, instances.rstrip(")").split("; ")):
         key, _, value = instance.rpartition(": ")
         if not key.isdigit():
-            values[f"{metric}:{key}"] = _number(value)
+            values[f"{metric}:{key}"] = _number(metric, value)
     return values
 
 
@@ -156,20 +160,19 @@ def measure(request: Request, tell: Callable[[int, str], None]) -> list[Count]:
     """Count all calls of a request in one run of ncu. tell: calls done, and of what. NotRun says why it could not."""
     ncu = find_ncu()
     package = str(Path(__file__).resolve().parents[2])
-    environment = dict(os.environ, PYTHONPATH=os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH")])))
+    variables = dict(os.environ, PYTHONPATH=os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH")])))
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         steps = folder / "steps"
         (folder / "request").write_text(json.dumps({**asdict(request), "steps": str(steps)}))
-        with (folder / "errors").open("w+") as errors:
+        with (folder / "errors").open("w") as errors:
             command = _command(ncu, request.metrics, folder)
-            process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True, env=environment)
-            for line in process.stdout or ():
-                done, _, what = line.strip().partition(" ")
-                if done.isdigit():
-                    tell(int(done), what)
-            code = process.wait()
+            with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True, env=variables) as process:
+                for line in process.stdout or ():
+                    done, _, what = line.strip().partition(" ")
+                    if done.isdigit():
+                        tell(int(done), what)
         log = (folder / "log").read_text() if (folder / "log").exists() else ""
-        if code or not steps.exists():
-            raise NotRun(cause(log, (folder / "errors").read_text(), code))
+        if process.returncode or not steps.exists():
+            raise NotRun(cause(log, (folder / "errors").read_text(), process.returncode))
         return combine(json.loads(steps.read_text()), read_rows(log, request.metrics))
