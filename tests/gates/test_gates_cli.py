@@ -6,12 +6,14 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from dhp_safe_fa.gates import cli, controls, targets, tools
 from dhp_safe_fa.gates.policy import PolicyError, load
+from dhp_safe_fa.gates.verdict import ControlOutcome, GateResult, Progress, conclude, worst
 
 KEYS = ["kernel", "cubin_sha256", "instructions", "registers", "spill_bytes", "predicated_branches",
         "indirect_branches", "secret_findings", "unknown_opcodes", "verdict"]  # fmt: skip
@@ -210,7 +212,19 @@ def test_peer_is_found_where_it_is_installed(tmp_path: Path, monkeypatch: pytest
     assert asked == [(folder / "libtorch_cuda.so", "flash_fwd")]
 
 
-@pytest.mark.parametrize("arguments", [[], ["frobnicate"], ["sass", "--kernel", "a", "--cubin", "b"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [],
+        ["frobnicate"],
+        ["sass", "--kernel", "a", "--cubin", "b"],
+        ["counters", "--cubin", "b"],
+        ["counters", "--kernel", "a", "--peer", "fa3"],
+        ["all", "--library", "b"],
+        ["bitwise", "--plot", "p.png"],
+        ["all", "--quick", "--full"],
+    ],
+)
 def test_usage_errors(arguments: list[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         cli.main(arguments)
@@ -221,6 +235,128 @@ def test_without_rich_it_is_not_run() -> None:
     block = "import runpy, sys; sys.modules['rich'] = None; runpy.run_module('dhp_safe_fa.gates')"
     done = subprocess.run([sys.executable, "-c", block, "sass"], capture_output=True, text=True)
     assert done.returncode == 2 and "NOT RUN" in done.stderr
+
+
+# ---- the gates that execute kernels, and all of them -----------------------------------------------------------------
+
+
+RIGHT = ControlOutcome("loop_bound", "caught", "something")
+WRONG = ControlOutcome("loop_bound", "caught", "nothing", "the planted leak was not seen")
+
+
+def pretend(monkeypatch: pytest.MonkeyPatch, gate: str, *results: GateResult) -> list[tuple[object, ...]]:
+    """Put a module in the place of a gate, and subjects in the place of those that need a GPU; returns its calls."""
+    calls: list[tuple[object, ...]] = []
+
+    def run(subjects: list[object], quick: bool, progress: Progress) -> list[GateResult]:
+        calls.append((subjects, quick))
+        progress("kernels", 1, 2)
+        return list(results)
+
+    def choose(kernel: str | None, peer: str | None) -> list[object]:
+        return [kernel, peer]
+
+    module = SimpleNamespace(run=run, choose=choose)
+    monkeypatch.setitem(sys.modules, f"dhp_safe_fa.gates.{gate}", module)
+    monkeypatch.setitem(sys.modules, "dhp_safe_fa.gates.subjects", module)
+    return calls
+
+
+@pytest.mark.parametrize(
+    ("problems", "seen", "verdict", "code"),
+    [([], [RIGHT], "PASS", 0), (["it leaks"], [RIGHT], "FAIL", 1), (["it leaks"], [WRONG], "INVALID", 2)],
+)
+def test_an_executing_gate(
+    problems: list[str],
+    seen: list[ControlOutcome],
+    verdict: str,
+    code: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    figures = {"calls": 3, "time": 1.5, "not shown": [1]}
+    calls = pretend(monkeypatch, "counters", conclude("counters", "attn", figures, problems, seen))
+    file = tmp_path / "o.json"
+    assert cli.main(["counters", "--quick", "--kernel", "attn", "--json", str(file)]) == code
+    assert calls == [(["attn", None], True)]
+    (result,) = json.loads(file.read_text())
+    assert list(result) == ["gate", "subject", "verdict", "figures", "problems", "controls"]
+    assert (result["verdict"], result["problems"], result["figures"]) == (verdict, problems, figures)
+    said = capsys.readouterr().out
+    assert "calls" in said and "not shown" not in said
+    assert all(f"{verdict}: attn: {problem}" in said for problem in problems)
+    assert ("control loop_bound (expects caught)" in said) == (seen == [WRONG])
+
+
+def test_an_executing_gate_on_standard_output(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pretend(monkeypatch, "counters", conclude("counters", "attn", {}, [], [RIGHT]))
+    assert cli.main(["counters", "--json", "-"]) == 0
+    assert json.loads(capsys.readouterr().out)[0]["subject"] == "attn"
+
+
+@pytest.mark.parametrize("gate", cli.EXECUTING)
+def test_an_executing_gate_without_a_gpu(
+    gate: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    file = tmp_path / "o.json"
+    assert cli.main([gate, "--json", str(file)]) == 2
+    (result,) = json.loads(file.read_text())
+    assert (result["gate"], result["verdict"]) == (gate, "NOT RUN")
+    assert "no CUDA GPU" in result["problems"][0] and "no CUDA GPU" in capsys.readouterr().out
+
+
+def run_all(file: Path, verdicts: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> int:
+    """`all`, with the verdicts of the executing gates given."""
+
+    def run_executing(gate: str, *_: object) -> tuple[str, list[dict[str, Any]]]:
+        return verdicts[gate], [{"gate": gate}]
+
+    monkeypatch.setattr(cli, "run_executing", run_executing)
+    return cli.main(["all", "--quick", "--json", str(file)])
+
+
+@pytest.mark.parametrize(
+    ("counters", "bitwise", "timing", "code"),
+    [
+        ("PASS", "PASS", "PASS", 0),
+        ("PASS", "NOT RUN", "PASS", 2),
+        ("INVALID", "NOT RUN", "PASS", 2),
+        ("NOT RUN", "FAIL", "INVALID", 1),
+    ],
+)
+def test_all(
+    counters: str, bitwise: str, timing: str, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy = targets.Cubin("copy", compile_cubin(tmp_path, CLEAN).read_bytes())
+    monkeypatch.setattr(targets, "shipped", lambda: [copy])
+    file = tmp_path / "o.json"
+    verdicts = {"counters": counters, "bitwise": bitwise, "timing": timing}
+    assert run_all(file, verdicts, monkeypatch) == code
+    content = json.loads(file.read_text())
+    assert list(content) == ["environment", "sass", "counters", "bitwise", "timing"]
+    assert {"gpu", "driver", "cuda", "torch", "commit", "version"} <= set(content["environment"])
+    assert [report["kernel"] for report in content["sass"]] == ["copy"]
+    assert content["timing"] == [{"gate": "timing"}]
+
+
+def test_all_goes_on_where_sass_cannot_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tools, "_candidates", lambda name: iter(()))
+    file = tmp_path / "o.json"
+    assert run_all(file, dict.fromkeys(cli.EXECUTING, "PASS"), monkeypatch) == 2
+    (sass,) = json.loads(file.read_text())["sass"]
+    assert sass["verdict"] == "NOT RUN" and "nvdisasm was not found" in sass["problems"][0]
+
+
+def test_worst() -> None:
+    assert worst([]) == "NOT RUN"
+    assert worst(["PASS", "PASS"]) == "PASS"
+    assert worst(["PASS", "NOT RUN"]) == "NOT RUN"
+    assert worst(["INVALID", "NOT RUN"]) == "INVALID"
+    assert worst(["FAIL", "INVALID", "PASS"]) == "FAIL"
 
 
 # ---- the shipped kernels ---------------------------------------------------------------------------------------------

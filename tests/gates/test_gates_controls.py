@@ -35,6 +35,23 @@ def test_every_kind_is_planted(planted: controls.Controls) -> None:
     assert kinds | {controls.LITERAL, controls.BLIND} == set(planted.expects.values())
 
 
+def test_the_documented_table_is_what_the_headers_say() -> None:
+    text = (controls.SOURCES.parents[1] / "docs" / "gates.md").read_text()
+    assert controls.markdown_table() in text, f"docs/gates.md needs this table:\n{controls.markdown_table()}"
+
+
+def test_every_gate_catches_something_and_is_blind_to_something(planted: controls.Controls) -> None:
+    for gate in controls.EXECUTING:
+        assert {controls.CAUGHT, controls.BLIND} <= set(planted.expected_of(gate).values())
+
+
+def test_a_gate_that_no_header_speaks_of(planted: controls.Controls) -> None:
+    with pytest.raises(controls.ControlError, match=r"what odour sees: .*loop_bound"):
+        planted.expected_of("odour")
+    with pytest.raises(controls.ControlError, match="there are none"):
+        controls.Controls({}, []).expected_of("counters")
+
+
 def chain_of(report: KernelReport, kind: str) -> list[str]:
     finding = next(finding for finding in report.secret_findings if finding["kind"] == kind)
     return [step["instruction"].split()[0].partition(".")[0] for step in finding["chain"]]
@@ -113,8 +130,17 @@ def test_judge(expects: str, leak: KernelReport | None, clean: KernelReport | No
     assert problem in said and bool(said) == bool(problem)
 
 
-def test_header_is_required(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "bad.cu").write_text("// no header\n")
+@pytest.mark.parametrize(
+    "header",
+    [
+        "// no header",
+        "// control: expects sass=branch",
+        "// control: expects sass=branch counters=perhaps bitwise=blind timing=blind",
+        "// control: expects sass=branch counters=caught bitwise=blind timing=blind build=unknown",
+    ],
+)
+def test_header_is_required(header: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "bad.cu").write_text(f"{header}\n")
     monkeypatch.setattr(controls, "SOURCES", tmp_path)
     with pytest.raises(controls.ControlError, match=r"bad\.cu"):
         controls.build_controls(tmp_path / "out")
@@ -161,4 +187,6 @@ def test_a_changed_source_is_compiled_again(
     (sources / "one.cu").write_text(text.replace("sass=clock", "sass=branch"))
     controls.build_controls(out, said.append)
     assert len(said) == 2
-    assert json.loads((out / controls.MANIFEST).read_text())["expects"] == {"one": "branch"}
+    content = json.loads((out / controls.MANIFEST).read_text())
+    assert content["expects"] == {"one": "branch"}
+    assert content["executing"] == {"one": controls.read_header(sources / "one.cu").executing}

@@ -1,0 +1,95 @@
+"""Subjects and planted kernels: what there is without a GPU, and that they run on one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from dhp_safe_fa import _inspect
+from dhp_safe_fa.gates import controls, inputs, subjects, tools
+from dhp_safe_fa.gates import planted as launching
+
+
+@pytest.fixture
+def hopper() -> None:
+    """Skips where the gates cannot execute kernels, with the cause."""
+    try:
+        subjects.require_gpu()
+    except tools.NotRun as error:
+        pytest.skip(str(error))
+
+
+def pretend(monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int]) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "Some GPU")
+
+
+@pytest.mark.parametrize("start", [subjects.choose, lambda: launching.Planted(controls.Controls({}, []))])
+def test_not_run_without_a_gpu_or_on_another(start: Callable[[], object], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(tools.NotRun, match="no CUDA GPU"):
+        start()
+    pretend(monkeypatch, (8, 0))
+    with pytest.raises(tools.NotRun, match=r"Some GPU has compute capability 8\.0; 9\.0 \(Hopper\) is needed"):
+        start()
+
+
+def test_not_run_without_a_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend(monkeypatch, (9, 0))
+
+    def cannot(name: str) -> object:
+        raise OSError(f"{name}: cannot open shared object file")
+
+    monkeypatch.setattr(launching.ctypes, "CDLL", cannot)
+    with pytest.raises(tools.NotRun, match=r"libcuda\.so\.1"):
+        launching.Planted(controls.Controls({}, []))
+
+
+@pytest.mark.parametrize("kernel", _inspect.kernels(), ids=lambda kernel: str(kernel["name"]))
+def test_shapes_launch_the_kernel(kernel: dict[str, object]) -> None:
+    shapes = subjects.shapes_of(kernel)
+    assert {shape.is_causal for shape in shapes} == {True, False}
+    assert any(shape.heads_q > shape.heads_k for shape in shapes)
+    assert any(shape.seqlen_k % 2 for shape in shapes)
+    for shape in shapes:
+        plan = _inspect.plan(shape.q, shape.k, shape.dtype, shape.is_causal)
+        assert plan and plan["kernel"] == kernel["name"]
+
+
+def test_a_kernel_that_no_shape_reaches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(subjects, "_planned", lambda shape: "another")
+    with pytest.raises(tools.NotRun, match="no shape was found"):
+        subjects.shapes_of({"name": "attn", "head_dim": 64, "dtype": "float16"})
+
+
+def test_shipped_names_what_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_inspect, "kernels", lambda: [{"name": "attn"}])
+    with pytest.raises(tools.NotRun, match="no such kernel; shipped are attn"):
+        subjects.shipped("other")
+    monkeypatch.setattr(_inspect, "kernels", list)
+    with pytest.raises(tools.NotRun, match="built without nvcc"):
+        subjects.shipped()
+
+
+def test_peers_are_those_of_the_benchmark(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(subjects.peers, "flash_attention_3", lambda: "No module named flash_attn_interface")
+    for name in ("sdpa-flash", "sdpa-cudnn", "sdpa-efficient"):
+        assert subjects.peer(name).name == name
+    with pytest.raises(tools.NotRun, match="flash_attn_interface"):
+        subjects.peer("fa3")
+
+
+def test_clean_twin_runs(hopper: None, planted: controls.Controls) -> None:
+    launcher = launching.Planted(planted)
+    secret, out = torch.randn(inputs.SECRETS, device="cuda"), torch.zeros(inputs.SECRETS, device="cuda")
+    launcher.launch("uninitialised_workspace", "clean", secret, out)
+    assert torch.equal(out[:128], secret[:128]) and not out[128:].any()
+    with pytest.raises(KeyError, match="no_such_leak"):
+        launcher.launch("no_such", "leak", secret, out)
+    with pytest.raises(ValueError, match="secret: 8 elements"):
+        launcher.launch("uninitialised_workspace", "clean", secret[:8], out)
+    with pytest.raises(ValueError, match="out: contiguous float32"):
+        launcher.launch("uninitialised_workspace", "clean", secret, out.cpu())
