@@ -176,7 +176,7 @@ def run_all(arguments: argparse.Namespace, screen: Screen) -> tuple[str, dict[st
     return worst(verdicts), found
 
 
-# ---- -----------------------------------------------------------------------------------------------------------------
+# ---- what people call ------------------------------------------------------------------------------------------------
 
 
 def _console(stream: TextIO) -> Console:
