@@ -1,0 +1,19 @@
+// control: expects sass=clock
+// Spins for as many clock cycles as the secret says: for the timing gate, which sets them to multiples of the smallest
+// difference that it says it can find. The twin takes the same time whatever the secret.
+
+extern "C" __global__ void leak(const float *secret, float *out) {
+  long long cycles = (long long)secret[0], start = clock64(), passed;
+  do
+    passed = clock64() - start;
+  while (passed < cycles);
+  out[threadIdx.x] = (float)passed;
+}
+
+extern "C" __global__ void clean(const float *secret, float *out) {
+  float x = secret[0];
+#pragma unroll
+  for (int i = 0; i < 512; i++) // about 2,000 cycles, each addition waiting for the one before it
+    x = x * 0.5f + 1.f;
+  out[threadIdx.x] = x;
+}
