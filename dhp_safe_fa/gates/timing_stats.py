@@ -1,0 +1,126 @@
+"""Statistics of the gate `timing`: paired differences, their p-values, and what could have been found. No torch, no GPU.
+
+A measurement is an array [blocks, columns] of times. A block holds one launch of every class, in random order. If a
+class takes no other time than the reference, then within a block its label could be exchanged with those of the
+reference's columns: that is all the p-value assumes. It needs no normal distribution, and slow drifts cancel.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import NormalDist
+
+import numpy as np
+from numpy.typing import NDArray
+
+Times = NDArray[np.float64]
+
+# Share cut off at either end of the sorted differences: a launch beside an interrupt counts no more than its neighbour.
+TRIM = 0.1
+# Probability, over all tests of a run together, of a difference where there is none; and of missing one of the
+# detectable size.
+ALPHA = 0.01
+POWER = 0.9
+# Sequential Monte Carlo (Besag and Clifford, Biometrika 1991): draw until this many permuted statistics are as large as
+# the observed one.
+_EXCEEDANCES = 20
+_CHUNK = 500  # permutations drawn at a time
+
+
+@dataclass(frozen=True)
+class Contrast:
+    """One class against the reference: trimmed mean of the differences, its standard error, and the p-value."""
+
+    effect: float
+    error: float
+    p: float
+
+
+def trimmed_mean(values: Times) -> Times:
+    """Along the last axis, without the TRIM smallest and largest parts."""
+    count = values.shape[-1]
+    cut = int(TRIM * count)
+    inner = np.partition(values, (cut, count - cut - 1), axis=-1)[..., cut : count - cut]
+    means: Times = inner.mean(axis=-1)
+    return means
+
+
+def trimmed_error(values: Times) -> float:
+    """Standard error of the trimmed mean, from the winsorised deviation (Tukey and McLaughlin, Sankhya 1963)."""
+    count = len(values)
+    cut = int(TRIM * count)
+    ordered = np.sort(values)
+    clipped = np.clip(values, ordered[cut], ordered[count - cut - 1])
+    return float(clipped.std(ddof=1)) / ((1 - 2 * cut / count) * math.sqrt(count))
+
+
+def permutations_for(tests: int) -> int:
+    """How many permutations let a p-value fall well below what Holm's first step asks for."""
+    return math.ceil(5 * tests / ALPHA)
+
+
+def contrast(reference: Times, times: Times, permutations: int, rng: np.random.Generator) -> Contrast:
+    """Compare a class with the reference.
+
+    Args:
+        reference: [blocks, columns], launches of the reference.
+        times: [blocks], launches of the class in the same blocks.
+        permutations: how many at most; the smallest possible p is one over this number plus one.
+
+    Returns:
+        The effect is trimmed_mean(class - mean of the reference's columns), in the unit of the times; positive is
+        slower. p is two-sided, by exchanging labels within blocks.
+    """
+    block = np.column_stack([times, reference])
+    count, columns = block.shape
+    # the difference between a column and the mean of the others, whichever column is called the class
+    differences = (block - block.mean(axis=1, keepdims=True)) * (columns / (columns - 1))
+    observed = differences[:, 0]
+    effect = float(trimmed_mean(observed))
+    limit = abs(effect) * (1 - 1e-9)  # times come in ticks: equal statistics must count as equal
+    rows = np.arange(count)
+    done = exceeding = 0
+    while done < permutations:
+        size = min(_CHUNK, permutations - done)
+        chosen = rng.integers(columns, size=(size, count), dtype=np.uint8)
+        hits = np.abs(trimmed_mean(differences[rows, chosen])) >= limit
+        if exceeding + int(hits.sum()) >= _EXCEEDANCES:
+            at = int(np.flatnonzero(hits)[_EXCEEDANCES - exceeding - 1])
+            return Contrast(effect, trimmed_error(observed), _EXCEEDANCES / (done + at + 1))
+        exceeding += int(hits.sum())
+        done += size
+    return Contrast(effect, trimmed_error(observed), (exceeding + 1) / (done + 1))
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """p-values corrected for their number (Holm, Scandinavian Journal of Statistics 1979), in the given order."""
+    corrected = [0.0] * len(p_values)
+    largest = 0.0
+    for rank, index in enumerate(sorted(range(len(p_values)), key=p_values.__getitem__)):
+        largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[index]))
+        corrected[index] = largest
+    return corrected
+
+
+def upper_bound(same: Sequence[Contrast]) -> float:
+    """How far apart identical classes may be, by what they showed: the largest 99 % confidence limit among them."""
+    z = NormalDist().inv_cdf(0.995)
+    return max(abs(one.effect) + z * one.error for one in same)
+
+
+def detectable(same: Sequence[Contrast], tests: int) -> float:
+    """The smallest effect that is found with probability POWER, in the unit of the times.
+
+    From the spread of identical classes alone: an effect has to pass the first, strictest step of Holm's correction
+    over all the tests, and the bound that identical classes set.
+    """
+    error = max(one.error for one in same)
+    critical = NormalDist().inv_cdf(1 - ALPHA / (2 * tests)) * error
+    return max(critical, upper_bound(same)) + NormalDist().inv_cdf(POWER) * error
+
+
+def suspicious(contrasts: Mapping[str, Contrast], corrected: Mapping[str, float], bound: float) -> list[str]:
+    """Names of the classes whose corrected p is below ALPHA and whose effect exceeds the bound."""
+    return [name for name, one in contrasts.items() if corrected[name] < ALPHA and abs(one.effect) > bound]
