@@ -1,4 +1,4 @@
-"""Statistics of the gate `timing`: paired differences, their p-values, and what could have been found. No torch, no GPU.
+"""Statistics of the gate `timing`: paired differences, their p-values, and what could have been found.
 
 A measurement is an array [blocks, columns] of times. A block holds one launch of every class, in random order. If a
 class takes no other time than the reference, then within a block its label could be exchanged with those of the
@@ -8,7 +8,7 @@ reference's columns: that is all the p-value assumes. It needs no normal distrib
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
 
@@ -119,8 +119,3 @@ def detectable(same: Sequence[Contrast], tests: int) -> float:
     error = max(one.error for one in same)
     critical = NormalDist().inv_cdf(1 - ALPHA / (2 * tests)) * error
     return max(critical, upper_bound(same)) + NormalDist().inv_cdf(POWER) * error
-
-
-def suspicious(contrasts: Mapping[str, Contrast], corrected: Mapping[str, float], bound: float) -> list[str]:
-    """Names of the classes whose corrected p is below ALPHA and whose effect exceeds the bound."""
-    return [name for name, one in contrasts.items() if corrected[name] < ALPHA and abs(one.effect) > bound]

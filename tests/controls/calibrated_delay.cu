@@ -1,11 +1,11 @@
-// control: expects sass=clock
+// control: expects sass=clock counters=may bitwise=may timing=caught
 // Spins for as many clock cycles as the secret says: for the timing gate, which sets them to multiples of the smallest
 // difference that it says it can find. The twin takes the same time whatever the secret.
 
 extern "C" __global__ void leak(const float *secret, float *out) {
-  long long cycles = (long long)secret[0], start = clock64(), passed;
+  unsigned cycles = (unsigned)secret[0], start = clock(), passed;
   do
-    passed = clock64() - start;
+    passed = clock() - start; // unsigned: right across a wrap-around
   while (passed < cycles);
   out[threadIdx.x] = (float)passed;
 }
