@@ -8,17 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from . import controls
+from . import controls, inputs
 from .inputs import Shape
 from .planted import Planted
 from .subjects import Subject
 from .timing_clock import Clock, GpuClock, Job
-from .timing_controls import delay_outcomes, delay_study, planted_outcomes, planted_studies
+from .timing_controls import delay_outcomes, delay_study, planted_outcome, planted_study
 from .timing_inputs import MATCHED, POWER, POWER_REFERENCE, REFERENCE, SAME, matched, power
 from .timing_judge import Judged, Study, compare, judge
 from .timing_stats import permutations_for
@@ -73,16 +74,13 @@ def _control_outcomes(
     loaded = controls.load_controls(lambda text: tell(text, 0, total))
     expected = loaded.expected_of(GATE)
     planted = Planted(loaded)
-    studies = planted_studies(planted, list(expected), _SEED)
-    done = 0
-
-    def progress(text: str) -> None:
-        nonlocal done
-        done = min(done + 1, len(studies))
-        tell(text, done, total)
-
-    outcomes = planted_outcomes(expected, judge(studies, clock, extent.control_blocks, rng, progress))
-    tell(f"delays behind {subject.name}", len(studies), total)
+    secrets = inputs.planted_secrets(_SEED)
+    outcomes = []
+    for done, (name, expects) in enumerate(expected.items()):
+        tell(name, done, total)
+        study = partial(planted_study, planted, name, secrets=secrets)
+        outcomes.append(planted_outcome(name, expects, study, clock, extent.control_blocks, rng))
+    tell(f"delays behind {subject.name}", len(expected), total)
     shape = subject.shapes[0]
     attention = attention_job(subject, shape, {REFERENCE: matched(shape, _SEED)[REFERENCE]})
 
@@ -162,7 +160,7 @@ def run(subjects: Sequence[Subject], quick: bool, progress: Progress) -> list[Ga
 def run_on(clock: Clock, subjects: Sequence[Subject], extent: Extent, progress: Progress) -> list[GateResult]:
     """`run`, by a given clock."""
     rng = np.random.default_rng()
-    control_steps = 2 * len(controls.load_controls().expects)
+    control_steps = len(controls.load_controls().expects)
     chosen = {subject.name: subject.shapes[: extent.shapes] for subject in subjects}
     total = control_steps + sum(map(len, chosen.values())) + len(subjects)
     outcomes = _control_outcomes(subjects[0], clock, extent, rng, progress, total)

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from . import controls, inputs
 from .planted import Planted
@@ -29,22 +30,16 @@ _BASE_CYCLES = 2000
 _HIGHEST_GHZ = 1.98  # of an H100, where the cycle counter could not be read
 
 
-def planted_studies(planted: Planted, names: list[str], seed: int) -> list[Study]:
-    """Leak and clean twin of each control, in this order, on the classes of inputs.planted_secrets."""
-    secrets = inputs.planted_secrets(seed)
-    contents = {REFERENCE: secrets["normal"], **{name: secrets["normal"].clone() for name in SAME}}
-    contents |= {name: secrets[name] for name in _TESTED}
+def planted_study(planted: Planted, name: str, twin: str, secrets: dict[str, Tensor]) -> Study:
+    """A control on the classes of inputs.planted_secrets."""
 
-    def study(name: str, twin: str) -> Study:
-        def make() -> Job:
-            secret, out = (torch.zeros(inputs.SECRETS, device="cuda") for _ in range(2))
-            return Job(
-                lambda: planted.launch(name, twin, secret, out), [secret], {key: [t] for key, t in contents.items()}
-            )
+    def make() -> Job:
+        secret, out = (torch.zeros(inputs.SECRETS, device="cuda") for _ in range(2))
+        contents = {REFERENCE: [secrets["normal"]], **{same: [secrets["normal"].clone()] for same in SAME}}
+        contents |= {tested: [secrets[tested]] for tested in _TESTED}
+        return Job(lambda: planted.launch(name, twin, secret, out), [secret], contents)
 
-        return Study(f"{name} {twin}", make, REFERENCE, SAME, _TESTED)
-
-    return [study(name, twin) for name in names for twin in controls.TWINS]
+    return Study(f"{name} {twin}", make, REFERENCE, SAME, _TESTED)
 
 
 def seen(judged: Judged) -> str:
@@ -53,13 +48,12 @@ def seen(judged: Judged) -> str:
     return "; ".join(wrong + [judged.describe(name) for name in judged.differences])
 
 
-def planted_outcomes(expected: dict[str, str], judged: list[Judged]) -> list[ControlOutcome]:
-    """The word on each control; judged holds leak and clean twin of each, in the order of expected."""
-    twins = zip(judged[::2], judged[1::2], strict=True)
-    return [
-        controls.judge_executed(name, expects, seen(leak), seen(clean))
-        for (name, expects), (leak, clean) in zip(expected.items(), twins, strict=True)
-    ]
+def planted_outcome(
+    name: str, expects: str, study: Callable[[str], Study], clock: Clock, blocks: int, rng: np.random.Generator
+) -> ControlOutcome:
+    """The word on one control; study makes what a twin is judged by."""
+    leak, clean = judge([study(twin) for twin in controls.TWINS], clock, blocks, rng)
+    return controls.judge_executed(name, expects, seen(leak), seen(clean))
 
 
 def delay_study(planted: Planted, twin: str, subject: Subject, attention: Job, cycles: dict[str, float]) -> Study:
