@@ -75,11 +75,15 @@ def compare_runs(
     first = tuple(output.clone() for output in once(0))
     changed = [output.clone() for output in first]  # with the last differing value of each element
     wrong = torch.zeros(runs, dtype=torch.int64, device=first[0].device)
-    for run in range(1, runs):
+
+    def note(run: int) -> None:  # a function, so that no variable keeps an output, hence its memory, for the next run
         for expected, output, kept in zip(first, once(run), changed, strict=True):
             differs = bits(output) != bits(expected)
             wrong[run] += differs.sum()
             torch.where(differs, output, kept, out=kept)
+
+    for run in range(1, runs):
+        note(run)
     said = compare_outputs(names, first, tuple(changed))
     if not said:
         return ""

@@ -1,7 +1,8 @@
 """The gate `timing`: does a kernel take longer for some inputs than for others of equal bit statistics?
 
-A pass says that no difference was found, and how large one would have had to be to be found (docs/gates-timing.md).
-What zeros and random numbers do to the time through power is measured beside it and reported, not judged.
+A pass says that no difference was found in the cycles a launch takes, and how large one would have had to be to be
+found. How long a cycle lasts follows from power; that channel is measured beside it and reported, not judged
+(docs/gates-timing.md).
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from .inputs import Shape
 from .planted import Planted
 from .subjects import Subject
 from .timing_clock import Clock, GpuClock, Job
-from .timing_controls import delay_outcomes, delay_study, planted_outcome, planted_study
+from .timing_controls import Delays, delay_outcomes, planted_outcome, planted_study
 from .timing_inputs import MATCHED, POWER, POWER_REFERENCE, REFERENCE, SAME, matched, power
 from .timing_judge import Judged, Study, compare, judge
 from .timing_stats import permutations_for
@@ -84,10 +85,7 @@ def _control_outcomes(
     shape = subject.shapes[0]
     attention = attention_job(subject, shape, {REFERENCE: matched(shape, _SEED)[REFERENCE]})
 
-    def delayed(twin: str, cycles: dict[str, float]) -> Study:
-        return delay_study(planted, twin, subject, attention, cycles)
-
-    return outcomes + delay_outcomes(delayed, clock, extent.blocks, rng)
+    return outcomes + delay_outcomes(Delays(planted, subject, attention), clock, extent.blocks, rng)
 
 
 def power_channel(subject: Subject, clock: Clock, extent: Extent, rng: np.random.Generator) -> dict[str, Any]:
@@ -113,12 +111,12 @@ def power_channel(subject: Subject, clock: Clock, extent: Extent, rng: np.random
     base = float(np.median(sustained[POWER_REFERENCE]))
     return {
         name: {
-            "interleaved_percent": 100 * one.effect / interleaved.reference_ns,
-            "interleaved_p": one.p,
-            "interleaved_cycles_percent": interleaved.cycles_percent(name),
+            "interleaved_percent": interleaved.percent_ns(name),
+            "interleaved_p": interleaved.ns.of[name].p,
+            "interleaved_cycles_percent": interleaved.percent(name),
             "sustained_percent": 100 * (float(np.median(sustained[name])) / base - 1),
         }
-        for name, one in interleaved.contrasts.items()
+        for name in POWER
     }
 
 
@@ -132,24 +130,29 @@ def result_of(
     subject: Subject, judged: Sequence[Judged], channel: dict[str, Any], outcomes: list[ControlOutcome]
 ) -> GateResult:
     """One subject's verdict. judged: its shapes."""
-    problems = [f"{one.first.study.name}: {one.describe(name)}" for one in judged for name in one.differences]
-    identical = [f"{one.first.study.name}: {one.describe(name)}" for one in judged for name in one.invalid]
-    identical = [f"identical inputs differ: {text}" for text in identical]
+
+    def lines(one: Judged, names: list[str]) -> list[str]:
+        return [f"{one.first.study.name.removeprefix(subject.name).strip()}: {one.describe(name)}" for name in names]
+
+    found = [line for one in judged for line in lines(one, one.differences)]
+    identical = [f"identical inputs differ: {line}" for one in judged for line in lines(one, one.invalid)]
     same = ControlOutcome("A/A", controls.BLIND, "; ".join(identical) or "nothing", "; ".join(identical))
     weakest = max(judged, key=lambda one: one.detectable_percent)
-    found = [one.describe(name) for one in judged for name in one.differences]
     at = f"{weakest.detectable_percent:.2f} % ({weakest.detectable_ns:.0f} ns)"
+    by_clock = [(one.first.percent_ns(name), name) for one in judged for name in one.clock]
+    percent, name = max(by_clock, key=lambda pair: abs(pair[0]), default=(0.0, ""))
     figures = {
         "shapes": len(judged),
         "blocks": len(judged[0].first.sample.ns),
         "difference": f"{len(found)} found" if found else f"none found at {at}",
+        "by the clock alone": f"{name} {percent:+.2f} %" if name else "none found",
         "power: interleaved %": _largest(channel, "interleaved_percent"),
         "sustained %": _largest(channel, "sustained_percent"),
         "detectable": {"percent": weakest.detectable_percent, "ns": weakest.detectable_ns},
         "studies": [one.as_json() for one in judged],
         "power": channel,
     }
-    return conclude(GATE, subject.name, figures, identical + problems, [same, *outcomes])
+    return conclude(GATE, subject.name, figures, identical + found, [same, *outcomes])
 
 
 def run(subjects: Sequence[Subject], quick: bool, progress: Progress) -> list[GateResult]:

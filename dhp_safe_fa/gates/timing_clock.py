@@ -49,6 +49,9 @@ _FIELDS = 3  # of a stamp: nanoseconds, cycles, multiprocessor
 # in the next. Ten times as long changed nothing; the host needs it, too, to submit what comes next.
 GAP_US = 100.0
 _CYCLES_PER_US = 1980  # of an H100 at its highest clock; a lower clock only makes the gap longer
+# Part of the blocks in which the second stamp of every launch lands where the first one did: an otherwise idle GPU
+# starts a single CTA always on the same multiprocessor. Other blocks are dropped.
+_USABLE = 0.5
 # Launches in the graph that is replayed back to back: the gap between replays is then a small part.
 _SUSTAINED = 20
 
@@ -72,8 +75,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Sample:
-    """[blocks, columns] each: nanoseconds, and cycles of the multiprocessor that took both stamps (NaN if they were
-    two)."""
+    """[blocks, columns] each: nanoseconds, and cycles of the multiprocessor that took both stamps."""
 
     ns: Times
     cycles: Times
@@ -151,8 +153,11 @@ class GpuClock:
                     records[block, column].copy_(record)
                 torch.cuda.synchronize()
         start, end = records.cpu().numpy().transpose(2, 3, 0, 1)
-        cycles = np.where(end[2] == start[2], end[1] - start[1], math.nan)
-        return Sample((end[0] - start[0]).astype(np.float64), cycles)
+        usable = (start[2] == end[2]).all(axis=1)
+        if usable.mean() < _USABLE:
+            raise NotRun("the stamps before and after a launch do not run on the same multiprocessor")
+        ns, cycles = (end[:2] - start[:2])[:, usable].astype(np.float64)  # in this order: floats are too coarse
+        return Sample(ns, cycles)
 
     def sustained(self, job: Job, name: str, seconds: float) -> float:
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))

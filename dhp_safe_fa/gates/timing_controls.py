@@ -27,7 +27,6 @@ MULTIPLES = {"0.5x": 0.5, "1x": 1.0, "2x": 2.0, "10x": 10.0}
 _MUST_BE_CAUGHT = 2.0
 # Every delay starts from so many cycles, so that the secret moves the end of a spin that is under way.
 _BASE_CYCLES = 2000
-_HIGHEST_GHZ = 1.98  # of an H100, where the cycle counter could not be read
 
 
 def planted_study(planted: Planted, name: str, twin: str, secrets: dict[str, Tensor]) -> Study:
@@ -56,49 +55,50 @@ def planted_outcome(
     return controls.judge_executed(name, expects, seen(leak), seen(clean))
 
 
-def delay_study(planted: Planted, twin: str, subject: Subject, attention: Job, cycles: dict[str, float]) -> Study:
-    """The subject's launch, and behind it a kernel that spins for so many cycles: classes differ in nothing else."""
+class Delays:
+    """A subject's launch, and behind it a kernel that spins for a number of cycles: classes differ in nothing else."""
 
-    def make() -> Job:
-        secret, out = (torch.zeros(inputs.SECRETS, device="cuda") for _ in range(2))
+    def __init__(self, planted: Planted, subject: Subject, attention: Job) -> None:
+        self._planted, self._subject, self._attention = planted, subject, attention
+        self._secret, self._out = (torch.zeros(inputs.SECRETS, device="cuda") for _ in range(2))
         for buffer, tensor in zip(attention.buffers, attention.contents[REFERENCE], strict=True):
             buffer.copy_(tensor)
 
+    def spun(self, cycles: float) -> float:
+        """Cycles that a spin of that length takes: it ends when it next looks at the clock."""
+        self._secret.fill_(cycles)
+        self._planted.launch(DELAY, "leak", self._secret, self._out)
+        return float(self._out[0])
+
+    def study(self, twin: str, cycles: dict[str, float]) -> Study:
+        """Classes with so many cycles each; the clean twin spins alike for all."""
+
         def launch() -> None:
-            attention.launch()
-            planted.launch(DELAY, twin, secret, out)
+            self._attention.launch()
+            self._planted.launch(DELAY, twin, self._secret, self._out)
 
-        contents = {name: [torch.full_like(secret, value)] for name, value in cycles.items()}
-        return Job(launch, [secret], contents, attention.context)
+        def make() -> Job:
+            contents = {name: [torch.full_like(self._secret, value)] for name, value in cycles.items()}
+            return Job(launch, [self._secret], contents, self._attention.context)
 
-    tested = tuple(name for name in cycles if name in MULTIPLES)
-    return Study(f"{subject.name} and {DELAY} {twin}", make, REFERENCE, SAME, tested)
-
-
-def calibrate(
-    delayed: Callable[[str, dict[str, float]], Study], clock: Clock, blocks: int, rng: np.random.Generator
-) -> tuple[dict[str, float], float]:
-    """Cycles for each class, and the detectable effect in nanoseconds, from classes without a difference."""
-    plain = dict.fromkeys((REFERENCE, *SAME), float(_BASE_CYCLES))
-    none = compare(delayed("leak", plain), clock, blocks, permutations_for(len(MULTIPLES)), rng)
-    smallest = detectable(none.same, len(MULTIPLES))
-    per_ns = np.nanmedian(none.sample.cycles / none.sample.ns) if np.isfinite(none.sample.cycles).any() else np.nan
-    per_ns = float(per_ns) if np.isfinite(per_ns) else _HIGHEST_GHZ
-    return {**plain, **{name: _BASE_CYCLES + m * smallest * per_ns for name, m in MULTIPLES.items()}}, smallest
+        tested = tuple(name for name in cycles if name in MULTIPLES)
+        return Study(f"{self._subject.name} and {DELAY} {twin}", make, REFERENCE, SAME, tested)
 
 
-def delay_outcomes(
-    delayed: Callable[[str, dict[str, float]], Study], clock: Clock, blocks: int, rng: np.random.Generator
-) -> list[ControlOutcome]:
-    """Delays of MULTIPLES of the detectable effect: which are caught. The clean twin spins alike for all classes."""
-    cycles, smallest = calibrate(delayed, clock, blocks, rng)
-    (leak,) = judge([delayed("leak", cycles)], clock, blocks, rng)
-    (clean,) = judge([delayed("clean", cycles)], clock, blocks, rng)
+def delay_outcomes(delays: Delays, clock: Clock, blocks: int, rng: np.random.Generator) -> list[ControlOutcome]:
+    """Delays of MULTIPLES of the effect that can be detected among classes that spin alike: which are caught."""
+    base = {name: float(_BASE_CYCLES) for name in (REFERENCE, *SAME)}
+    alike = compare(delays.study("leak", base), clock, blocks, permutations_for(len(MULTIPLES)), rng)
+    smallest = detectable(alike.cycles.identical, len(MULTIPLES))
+    start = delays.spun(_BASE_CYCLES)
+    cycles = {**base, **{name: start + multiple * smallest for name, multiple in MULTIPLES.items()}}
+    (leak,) = judge([delays.study("leak", cycles)], clock, blocks, rng)
+    (clean,) = judge([delays.study("clean", cycles)], clock, blocks, rng)
     outcomes = []
     for name, multiple in MULTIPLES.items():
         expects = controls.CAUGHT if multiple >= _MUST_BE_CAUGHT else controls.MAY
         caught = leak.describe(name) if name in leak.differences and not leak.invalid else ""
         outcome = controls.judge_executed(f"{DELAY} {name}", expects, caught, seen(clean))
-        measured = caught or f"not caught: {leak.describe(name)}"
-        outcomes.append(replace(outcome, seen=f"planted {multiple * smallest:.0f} ns; {measured}"))
+        planted = f"planted {delays.spun(cycles[name]) - start:.0f} cycles"
+        outcomes.append(replace(outcome, seen=f"{planted}: {'' if caught else 'not '}caught, {leak.describe(name)}"))
     return outcomes

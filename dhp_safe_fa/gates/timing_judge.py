@@ -17,7 +17,6 @@ from .timing_stats import (
     detectable,
     holm,
     permutations_for,
-    trimmed_mean,
     upper_bound,
 )
 
@@ -50,35 +49,58 @@ class Study:
 
 
 @dataclass
+class Contrasts:
+    """The classes of one study against its reference, in one unit.
+
+    Attributes:
+        of: by class.
+        same: the classes with identical content.
+        corrected: p-values after Holm's correction over all that was tested together.
+    """
+
+    of: dict[str, Contrast]
+    same: tuple[str, ...]
+    corrected: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def identical(self) -> list[Contrast]:
+        return [self.of[name] for name in self.same]
+
+    def outstanding(self) -> list[str]:
+        """Classes that differ significantly, and by more than identical classes do; these themselves only have to
+        differ significantly."""
+        bound = upper_bound(self.identical)
+        return [
+            name
+            for name, one in self.of.items()
+            if self.corrected[name] < ALPHA and (name in self.same or abs(one.effect) > bound)
+        ]
+
+
+@dataclass(frozen=True)
 class Comparison:
-    """What one measurement of a study says, in nanoseconds. corrected: p-values after Holm's correction."""
+    """What one measurement of a study says."""
 
     study: Study
     sample: Sample
-    contrasts: dict[str, Contrast]
-    corrected: dict[str, float] = field(default_factory=dict)
+    cycles: Contrasts
+    ns: Contrasts
+
+    @property
+    def reference_cycles(self) -> float:
+        return float(np.median(self.sample.cycles[:, :2]))
 
     @property
     def reference_ns(self) -> float:
         return float(np.median(self.sample.ns[:, :2]))
 
-    @property
-    def same(self) -> list[Contrast]:
-        return [self.contrasts[name] for name in self.study.same]
+    def percent(self, name: str) -> float:
+        """Effect on the cycles, in % of the reference."""
+        return 100 * self.cycles.of[name].effect / self.reference_cycles
 
-    @property
-    def bound(self) -> float:
-        return upper_bound(self.same)
-
-    def cycles_percent(self, name: str) -> float | None:
-        """The effect on the multiprocessor's cycle counter, in % of the reference; None if it could not be read."""
-        column = self.study.columns.index(name)
-        cycles = self.sample.cycles[:, [0, 1, column]]
-        cycles = cycles[~np.isnan(cycles).any(axis=1)]
-        if len(cycles) * 2 < len(self.sample.cycles):
-            return None
-        base = cycles[:, :2].mean(axis=1)
-        return float(100 * trimmed_mean(cycles[:, 2] - base) / np.median(base))
+    def percent_ns(self, name: str) -> float:
+        """Effect on the time, in % of the reference."""
+        return 100 * self.ns.of[name].effect / self.reference_ns
 
 
 @dataclass
@@ -87,77 +109,88 @@ class Judged:
 
     Attributes:
         first: the measurement on which everything is reported.
-        detectable_ns: what would have been found with probability timing_stats.POWER.
-        differences: classes that differ from the reference, in both measurements.
-        invalid: classes with identical content that seem to differ, in both measurements.
-        unconfirmed: classes that seemed to differ, and did not when measured again.
+        detectable_percent: what would have been found with probability timing_stats.POWER, in % of the reference.
+        differences: classes that take other numbers of cycles than the reference, in both measurements.
+        invalid: classes with identical content that seem to, in both measurements.
+        unconfirmed: classes that seemed to, and did not when measured again.
+        clock: classes that take another time in as many cycles.
     """
 
     first: Comparison
-    detectable_ns: float
+    detectable_percent: float
     differences: list[str] = field(default_factory=list)
     invalid: list[str] = field(default_factory=list)
     unconfirmed: list[str] = field(default_factory=list)
+    clock: list[str] = field(default_factory=list)
 
     @property
-    def detectable_percent(self) -> float:
-        return 100 * self.detectable_ns / self.first.reference_ns
+    def detectable_ns(self) -> float:
+        return self.detectable_percent / 100 * self.first.reference_ns
 
     def describe(self, name: str) -> str:
         """One line about a class."""
-        one = self.first.contrasts[name]
-        percent = 100 * one.effect / self.first.reference_ns
-        return f"{name}: {percent:+.2f} % ({one.effect:+.0f} ns), p {self.first.corrected[name]:.1g}"
+        one = self.first.cycles.of[name]
+        p = self.first.cycles.corrected[name]
+        return f"{name}: {self.first.percent(name):+.2f} % ({one.effect:+.0f} cycles), p {p:.1g}"
 
     def as_json(self) -> dict[str, Any]:
         first = self.first
-        classes = {
-            name: {
-                "effect_ns": one.effect,
-                "error_ns": one.error,
-                "p": one.p,
-                "p_corrected": first.corrected[name],
-                "effect_cycles_percent": first.cycles_percent(name),
-            }
-            for name, one in first.contrasts.items()
-        }
         return {
             "study": first.study.name,
             "blocks": len(first.sample.ns),
             "reference_ns": first.reference_ns,
+            "reference_cycles": first.reference_cycles,
+            "detectable_percent": self.detectable_percent,
             "detectable_ns": self.detectable_ns,
-            "identical_classes_bound_ns": first.bound,
-            "classes": classes,
+            "classes": {name: _class_json(first, name) for name in first.cycles.of},
+            "differences": self.differences,
+            "identical_differences": self.invalid,
             "unconfirmed": self.unconfirmed,
-            "percentiles_ns": _percentiles(first),
+            "through_the_clock": self.clock,
+            "percentiles_cycles": _percentiles(first),
         }
+
+
+def _class_json(comparison: Comparison, name: str) -> dict[str, float]:
+    cycles, ns = comparison.cycles.of[name], comparison.ns.of[name]
+    return {
+        "effect_cycles": cycles.effect,
+        "error_cycles": cycles.error,
+        "p": cycles.p,
+        "p_corrected": comparison.cycles.corrected[name],
+        "effect_ns": ns.effect,
+        "error_ns": ns.error,
+        "ns_p": ns.p,
+        "ns_p_corrected": comparison.ns.corrected[name],
+    }
 
 
 def _percentiles(comparison: Comparison) -> dict[str, list[float]]:
     columns: dict[str, list[Times]] = {}
-    for name, times in zip(comparison.study.columns, comparison.sample.ns.T, strict=True):
-        columns.setdefault(name, []).append(times)
-    return {name: np.percentile(np.concatenate(times), PERCENTILES).tolist() for name, times in columns.items()}
+    for name, cycles in zip(comparison.study.columns, comparison.sample.cycles.T, strict=True):
+        columns.setdefault(name, []).append(cycles)
+    return {name: np.percentile(np.concatenate(cycles), PERCENTILES).tolist() for name, cycles in columns.items()}
 
 
 def compare(study: Study, clock: Clock, blocks: int, permutations: int, rng: np.random.Generator) -> Comparison:
     """Measure a study once; p-values are not corrected yet."""
     sample = clock.interleaved(study.make(), study.columns, blocks, rng)
-    reference = sample.ns[:, :2]
-    contrasts = {
-        name: contrast(reference, sample.ns[:, column], permutations, rng)
-        for column, name in enumerate(study.columns)
-        if column >= 2
-    }
-    return Comparison(study, sample, contrasts)
+
+    def contrasts(times: Times) -> Contrasts:
+        others = list(enumerate(study.columns))[2:]
+        found = {name: contrast(times[:, :2], times[:, at], permutations, rng) for at, name in others}
+        return Contrasts(found, study.same)
+
+    return Comparison(study, sample, contrasts(sample.cycles), contrasts(sample.ns))
 
 
-def _correct(comparisons: Sequence[Comparison], classes: Callable[[Comparison], Sequence[str]]) -> None:
-    """Holm's correction over some classes of all the comparisons together."""
-    keys = [(comparison, name) for comparison in comparisons for name in classes(comparison)]
-    corrected = holm([comparison.contrasts[name].p for comparison, name in keys])
-    for (comparison, name), p in zip(keys, corrected, strict=True):
-        comparison.corrected[name] = p
+def _correct(together: Sequence[Contrasts]) -> None:
+    """Holm's correction: over all tested classes, and apart from these over all identical ones."""
+    for is_same in (False, True):
+        keys = [(some, name) for some in together for name in some.of if (name in some.same) == is_same]
+        corrected = holm([some.of[name].p for some, name in keys])
+        for (some, name), p in zip(keys, corrected, strict=True):
+            some.corrected[name] = p
 
 
 def judge(
@@ -169,9 +202,10 @@ def judge(
 ) -> list[Judged]:
     """Measure all studies, correct for the number of tests among them, and measure again where something was found.
 
-    A difference is what is found twice: corrected p below ALPHA, effect above the bound of identical classes, and the
-    same sign. So the chance to report one where there is none is far below ALPHA, and what is twice the detectable
-    effect is practically never missed.
+    A difference is what is found twice: in the multiprocessor's cycles, corrected p below ALPHA, effect above the bound
+    of identical classes, and the same sign. So the chance to report one where there is none is far below ALPHA, and
+    what is twice the detectable effect is practically never missed. Differences in nanoseconds alone come from the
+    clock's frequency, which follows the power that is drawn; they are reported as such.
     """
     tests = max(1, sum(len(study.tested) for study in studies))
     permutations = permutations_for(tests)
@@ -179,35 +213,33 @@ def judge(
     for study in studies:
         progress(study.name)
         firsts.append(compare(study, clock, blocks, permutations, rng))
-    _correct(firsts, lambda c: c.study.tested)
-    _correct(firsts, lambda c: c.study.same)
-    judged = [Judged(first, detectable(first.same, tests)) for first in firsts]
-    suspected = [one for one in judged if _outstanding(one.first)]
+    _correct([first.cycles for first in firsts])
+    _correct([first.ns for first in firsts])
+    judged = [
+        Judged(first, 100 * detectable(first.cycles.identical, tests) / first.reference_cycles) for first in firsts
+    ]
+    suspected = [one for one in judged if one.first.cycles.outstanding()]
     seconds = []
     for one in suspected:
         progress(f"{one.first.study.name}, again")
         seconds.append(compare(one.first.study, clock, blocks, permutations, rng))
-    _correct(seconds, lambda c: c.study.tested)
-    _correct(seconds, lambda c: c.study.same)
+    _correct([second.cycles for second in seconds])
     for one, second in zip(suspected, seconds, strict=True):
-        confirmed = _outstanding(second)
-        for name in _outstanding(one.first):
-            agrees = one.first.contrasts[name].effect * second.contrasts[name].effect > 0
-            if name not in confirmed or not agrees:
-                one.unconfirmed.append(name)
-            elif name in one.first.study.same:
-                one.invalid.append(name)
-            else:
-                one.differences.append(name)
+        _settle(one, second.cycles)
+    for one in judged:
+        tested = set(one.first.study.tested) - set(one.differences)
+        one.clock = [name for name in one.first.ns.outstanding() if name in tested]
     return judged
 
 
-def _outstanding(comparison: Comparison) -> list[str]:
-    """Classes that differ significantly, and by more than identical classes do; these themselves only have to differ
-    significantly."""
-    same = comparison.study.same
-    return [
-        name
-        for name, one in comparison.contrasts.items()
-        if comparison.corrected[name] < ALPHA and (name in same or abs(one.effect) > comparison.bound)
-    ]
+def _settle(one: Judged, second: Contrasts) -> None:
+    """Sort what stood out in the first measurement by what the second one says of it."""
+    confirmed = second.outstanding()
+    for name in one.first.cycles.outstanding():
+        agrees = one.first.cycles.of[name].effect * second.of[name].effect > 0
+        if name not in confirmed or not agrees:
+            one.unconfirmed.append(name)
+        elif name in second.same:
+            one.invalid.append(name)
+        else:
+            one.differences.append(name)

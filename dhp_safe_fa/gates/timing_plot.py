@@ -30,14 +30,14 @@ def draw(studies: Sequence[dict[str, Any]], path: Path) -> None:
 
 
 def _panel(axes: Axes, study: dict[str, Any]) -> None:
-    reference = study["reference_ns"]
-    for name, times in study["percentiles_ns"].items():
+    reference = study["reference_cycles"]
+    for name, cycles in study["percentiles_cycles"].items():
         first, last = _SHOWN
-        percent = [100 * (time / reference - 1) for time in times[first : last + 1]]
+        percent = [100 * (count / reference - 1) for count in cycles[first : last + 1]]
         is_same = name.startswith("same")
         axes.step(percent, range(first, last + 1), label=name, linewidth=1, color="0.6" if is_same else None)
-    found = 100 * study["detectable_ns"] / reference
+    found = study["detectable_percent"]
     axes.axvspan(-found, found, alpha=0.15, color="0.5", label="not detectable")
-    axes.set_title(f"{study['study']}: {reference / 1e3:.1f} µs", fontsize=9)
+    axes.set_title(f"{study['study']}: {reference:,.0f} cycles", fontsize=9)
     axes.set_xlabel("% of the reference's median")
     axes.set_ylabel("launches, %")

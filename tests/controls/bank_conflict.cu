@@ -1,4 +1,4 @@
-// control: expects sass=address counters=caught bitwise=blind timing=blind
+// control: expects sass=address counters=caught bitwise=may timing=may
 // A value chooses the shared-memory bank: the same number of accesses, but a different number of passes.
 
 __device__ float shared_at(const float *secret, int stride) {

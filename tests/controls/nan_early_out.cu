@@ -1,4 +1,4 @@
-// control: expects sass=exit counters=caught bitwise=blind timing=blind
+// control: expects sass=exit counters=caught bitwise=blind timing=may
 // A thread that meets a NaN is done.
 
 extern "C" __global__ void leak(const float *secret, float *out) {

@@ -1,4 +1,4 @@
-// control: expects sass=guarded-memory counters=caught bitwise=blind timing=blind
+// control: expects sass=guarded-memory counters=caught bitwise=caught timing=may
 // A result is written only where it is positive.
 
 extern "C" __global__ void leak(const float *secret, float *out) {

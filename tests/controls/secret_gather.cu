@@ -1,4 +1,4 @@
-// control: expects sass=address counters=caught bitwise=blind timing=blind
+// control: expects sass=address counters=caught bitwise=blind timing=may
 // A value is the index of a load from global memory.
 
 extern "C" __global__ void leak(const float *secret, float *out) {

@@ -1,4 +1,4 @@
-// control: expects sass=branch counters=caught bitwise=blind timing=blind
+// control: expects sass=branch counters=caught bitwise=blind timing=caught
 // P times V is left out where the warp's P are too small to count.
 
 extern "C" __global__ void leak(const float *secret, float *out) {

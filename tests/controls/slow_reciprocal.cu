@@ -1,4 +1,4 @@
-// control: expects sass=call counters=caught bitwise=blind timing=blind
+// control: expects sass=call counters=caught bitwise=blind timing=caught
 // 1.f / x calls a slow path where x or its reciprocal is denormal.
 
 extern "C" __global__ void leak(const float *secret, float *out) { out[threadIdx.x] = 1.f / secret[threadIdx.x]; }

@@ -1,4 +1,4 @@
-// control: expects sass=branch counters=caught bitwise=blind timing=caught
+// control: expects sass=branch counters=caught bitwise=blind timing=may
 // A value rests in a spill slot before it is branched on: 48 live values do not fit the 32 registers of these bounds.
 
 constexpr int LIVE = 48;

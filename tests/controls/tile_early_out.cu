@@ -1,4 +1,4 @@
-// control: expects sass=branch counters=caught bitwise=blind timing=blind
+// control: expects sass=branch counters=caught bitwise=blind timing=caught
 // A tile whose maximum does not exceed the running one is skipped.
 
 __device__ float warp_max(float x) {
