@@ -16,12 +16,12 @@ import dhp_safe_fa
 from . import controls, inputs
 from .bitwise_compare import Outputs, compare_outputs, compare_runs
 from .bitwise_load import Load
-from .bitwise_memory import PoisonedPool
-from .bitwise_rows import AttendOffset, row_differences
+from .bitwise_memory import PoisonedPool, WrongMemory
+from .bitwise_rows import Rows, recompute
 from .inputs import Shape
 from .planted import THREADS, Planted
 from .subjects import Subject, require_gpu
-from .verdict import ControlOutcome, GateResult, Progress, conclude
+from .verdict import ControlOutcome, GateResult, Progress, conclude, not_run
 
 GATE = "bitwise"
 _SEED = 30
@@ -142,10 +142,9 @@ def _attend_offset(q: Tensor, k: Tensor, v: Tensor, causal_offset: int) -> Outpu
     return dhp_safe_fa.attention_lse(q, k, v, is_causal=True, causal_offset=causal_offset)
 
 
-def rows_of_shape(subject: Subject, shape: Shape) -> tuple[list[str], int]:
-    """Row invariance on one shape; ours also with a causal_offset. Returns the differences, and how many ways of
-    computing a row were compared."""
-    offset: AttendOffset | None = _attend_offset if subject.kernels else None
+def rows_of_shape(subject: Subject, shape: Shape) -> Rows:
+    """Row invariance on one shape; ours also with a causal_offset."""
+    is_ours = bool(subject.kernels)
     own, stranger = (inputs.make("normal", shape, seed) for seed in (_SEED, _SEED + 1))
 
     def attend(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> Outputs:
@@ -153,37 +152,44 @@ def rows_of_shape(subject: Subject, shape: Shape) -> tuple[list[str], int]:
 
     with subject.context():
         names = _names(attend(*own, shape.is_causal))
-        problems, count = row_differences(attend, names, own, stranger, shape.is_causal, offset)
-    return [f"{shape} {said}" for said in problems], count
+        return recompute(attend, names, own, stranger, shape.is_causal, _attend_offset if is_ours else None)
 
 
 def examine(
     subject: Subject, extent: Extent, outcomes: list[ControlOutcome], tell: Callable[[str], None]
 ) -> GateResult:
-    """Repeats and row invariance of one subject, on all its shapes."""
+    """Repeats and row invariance of one subject, on all its shapes. What a peer refuses to compute is counted; ours
+    must compute everything."""
     repeats: list[str] = []
-    rows: list[str] = []
+    differing: list[str] = []
+    refused: list[str] = []
     ways, share = 0, 1.0
     for shape in subject.shapes:
         tell(f"{subject.name} {shape}")
-        said, busy = repeat_shape(subject, shape, extent)
+        try:
+            said, busy = repeat_shape(subject, shape, extent)
+        except WrongMemory as error:
+            return not_run(GATE, subject.name, f"{shape}: {error}")
         repeats += said
         share = min(share, busy)
-        said, count = rows_of_shape(subject, shape)
-        rows += said
-        ways += count
-    lasted = f"was running for {100 * share:.0f} % of the time"
-    load = ControlOutcome("co-running load", controls.CAUGHT, lasted, lasted if share < _LOAD_SHARE else "")
+        rows = rows_of_shape(subject, shape)
+        differing += [f"{shape} {line}" for line in rows.differing]
+        refused += [f"{shape} {line}" for line in rows.refused]
+        ways += rows.ways
+    running = f"was running for {100 * share:.0f} % of the time"
+    load = ControlOutcome("co-running load", controls.CAUGHT, running, running if share < _LOAD_SHARE else "")
     figures = {
         "shapes": len(subject.shapes),
-        "runs alone": extent.runs,
+        "runs": extent.runs,
         "beside a load": extent.runs,
         "on other classes": extent.class_runs,
         "differing": len(repeats),
         "ways to compute a row": ways,
-        "differing ways": len(rows),
+        "differing ways": len(differing),
+        "refused": len(refused),
     }
-    return conclude(GATE, subject.name, figures, repeats + rows, [load, *outcomes])
+    problems = repeats + differing + (refused if subject.kernels else [])
+    return conclude(GATE, subject.name, figures, problems, [load, *outcomes])
 
 
 def run(subjects: Sequence[Subject], quick: bool, progress: Progress) -> list[GateResult]:

@@ -117,11 +117,11 @@ class GpuClock:
             raise RuntimeError(f"cuLaunchKernel failed with CUDA error {status}")
 
     def _capture(self, job: Job, launches: int, record: Tensor | None) -> torch.cuda.CUDAGraph:
-        """NotRun if the launch cannot be captured."""
+        """NotRun if the launch is refused, or cannot be captured."""
         self._fill(job, next(iter(job.contents)))
-        job.launch()  # what libraries set up at first use cannot be captured
         graph = torch.cuda.CUDAGraph()
         try:
+            job.launch()  # what libraries set up at first use cannot be captured
             with torch.cuda.graph(graph):
                 if record is not None:
                     self._stamp(record[0])
@@ -130,7 +130,7 @@ class GpuClock:
                 if record is not None:
                     self._stamp(record[1])
         except RuntimeError as error:
-            raise NotRun(f"cannot be captured in a CUDA graph: {str(error).splitlines()[0]}") from error
+            raise NotRun(f"cannot be run in a CUDA graph: {str(error).splitlines()[0]}") from error
         return graph
 
     @staticmethod
