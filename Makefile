@@ -16,7 +16,7 @@ else
   VENV := .venv/ready
 endif
 
-.PHONY: help build cubins test bench gates sanitize lint format clean
+.PHONY: help build cubins test bench gates evidence peers sanitize lint format clean
 
 help: ## list the targets
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1|/' | awk -F'|' '{printf "  make %-8s %s\n", $$1, $$2}'
@@ -35,6 +35,12 @@ test: build ## run the tests
 
 gates: build ## run the security gates on what was built
 	@$(PYTHON) -m dhp_safe_fa.gates $(or $(ARGS),sass)
+
+evidence: build ## all gates at full length, stored in audits/evidence.json (needs a Hopper GPU, committed sources)
+	@$(PYTHON) -m dhp_safe_fa.gates evidence $(ARGS)
+
+peers: build ## the same gates, quick, on torch's attention and FlashAttention-3: audits/peers.md (needs a Hopper GPU)
+	@$(PYTHON) -m dhp_safe_fa.gates peers $(ARGS)
 
 sanitize: build ## compute-sanitizer over every GPU kernel (needs a Hopper GPU)
 	@for call in "memcheck" "synccheck" "racecheck --may-fail-closed"; do \

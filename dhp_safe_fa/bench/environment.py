@@ -60,8 +60,8 @@ def _cpu() -> dict[str, Any]:
     }
 
 
-def git_commit() -> dict[str, Any]:
-    """The commit of the checkout that the package is used from; dirty if tracked files differ from it.
+def git_commit(*paths: str) -> dict[str, Any]:
+    """The commit of the checkout that the package is used from; dirty if tracked files (at these paths) differ from it.
 
     A copy without history takes the commit from the environment variable DHP_SAFE_FA_COMMIT, and cannot say if it is
     dirty.
@@ -70,7 +70,7 @@ def git_commit() -> dict[str, Any]:
     commit = _output("git", "-C", root, "rev-parse", "--verify", "HEAD") if (Path(root) / ".git").exists() else None
     if commit is None:
         return {"commit": os.environ.get("DHP_SAFE_FA_COMMIT"), "dirty": None}
-    changes = _output("git", "-C", root, "status", "--porcelain", "--untracked-files=no")
+    changes = _output("git", "-C", root, "status", "--porcelain", "--untracked-files=no", "--", *paths)
     return {"commit": commit, "dirty": None if changes is None else changes != ""}
 
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import statistics
-import tempfile
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from dhp_safe_fa._files import write_whole
 from dhp_safe_fa.bench.cases import Case
 
 SCHEMA = "dhp_safe_fa.bench/1"
@@ -173,17 +172,8 @@ def _outcome(data: dict[str, Any]) -> Outcome:
 
 
 def save(report: Report, path: Path) -> None:
-    """Writes the file whole or not at all: a temporary neighbour takes its name."""
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            json.dump(to_json(report), file, indent=1, allow_nan=False)
-            file.write("\n")
-        os.chmod(temporary, 0o644)  # mkstemp makes it readable by its owner alone
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
+    """Writes the file whole or not at all."""
+    write_whole(json.dumps(to_json(report), indent=1, allow_nan=False) + "\n", path)
 
 
 def load(path: Path) -> Report:

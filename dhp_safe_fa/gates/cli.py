@@ -19,7 +19,10 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from . import controls, policy, report, targets, tools
+from dhp_safe_fa import evidence
+
+from . import controls, policy, report, stored, targets, tools
+from .evidence_writer import Refused
 from .sass import Cubin, KernelReport, audit
 from .tools import NotRun
 from .verdict import EXIT_CODES, INVALID, NOT_RUN, GateResult, not_run, worst
@@ -32,7 +35,7 @@ EXECUTING = {
     "timing": "no evidence in time for classes of inputs with equal bit statistics",
 }
 # What stops a gate before it has looked; anything else is a fault of the gate.
-_CAUSES = (NotRun, controls.ControlError, policy.PolicyError, ImportError, OSError)
+_CAUSES = (NotRun, Refused, controls.ControlError, policy.PolicyError, ImportError, OSError)
 
 
 @dataclass
@@ -72,6 +75,7 @@ def _parser() -> argparse.ArgumentParser:
         gate, _ = add(name, f"{purpose}; needs a Hopper GPU")
         if name == "timing":
             gate.add_argument("--plot", metavar="FILE", type=Path, help="draw the distributions there")
+    stored.add_commands(gates)
     return parser
 
 
@@ -176,6 +180,25 @@ def run_all(arguments: argparse.Namespace, screen: Screen) -> tuple[str, dict[st
     return worst(verdicts), found
 
 
+# ---- what is kept under audits/ --------------------------------------------------------------------------------------
+
+
+def run_stored(arguments: argparse.Namespace, screen: Screen) -> int:
+    """status, evidence or peers: the exit code."""
+    if arguments.gate == "status":
+        return stored.status_command(arguments, screen.out)
+    if arguments.gate == "evidence":
+        everything = argparse.Namespace(gate="all", kernel=None, peer=None, policy=None, quick=False)
+        return stored.evidence_command(arguments, screen.out, lambda: run_all(everything, screen)[1])
+    with screen.progress() as progress:
+        task = progress.add_task("peers", total=None)
+        return stored.peers_command(
+            arguments,
+            screen.out,
+            lambda text, done, total: progress.update(task, description=text, completed=done, total=total),
+        )
+
+
 # ---- what people call ------------------------------------------------------------------------------------------------
 
 
@@ -188,24 +211,29 @@ def main(argv: list[str] | None = None) -> int:
     """Run one gate, or all; returns the exit code."""
     arguments = _parser().parse_args(argv)
     errors = _console(sys.stderr)
-    screen = Screen(errors if arguments.json == "-" else _console(sys.stdout), errors)
+    json_file = getattr(arguments, "json", None)
+    screen = Screen(errors if json_file == "-" else _console(sys.stdout), errors)
     found: Any
     try:
+        if arguments.gate in stored.COMMANDS:
+            return run_stored(arguments, screen)
         if arguments.gate == "all":
             verdict, found = run_all(arguments, screen)
         elif arguments.gate == "sass":
             verdict, found = run_sass(arguments, screen)
         else:
             verdict, found = run_executing(arguments.gate, arguments, screen)
-        if arguments.json:
+        if json_file:
             text = json.dumps(found, indent=2) + "\n"
-            if arguments.json == "-":
+            if json_file == "-":
                 sys.stdout.write(text)
             else:
-                Path(arguments.json).write_text(text)
+                Path(json_file).write_text(text)
     except _CAUSES as error:
         errors.print(escape(f"NOT RUN: {error}"))
         return EXIT_CODES[NOT_RUN]
     note = {INVALID: ": a control went wrong, so the verdicts mean nothing"}.get(verdict, "")
     screen.out.print(f"{report.coloured(verdict)}{note}")
+    if not arguments.peer:
+        screen.out.print(escape(evidence.status().line()))
     return EXIT_CODES[verdict]

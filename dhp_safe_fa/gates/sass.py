@@ -6,6 +6,7 @@ Literal part: no predicated control transfer. Taint part: no secret reaches a si
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -106,13 +107,15 @@ def report_kernel(program: Program, kernel: str, cubin: Cubin, registers: int, p
     )
 
 
-def audit(cubin: Cubin, policy: Policy) -> list[KernelReport]:
-    """One report for each kernel of a cubin. NotRun if a tool is missing or this is no cubin that it can read."""
+def audit(cubin: Cubin, policy: Policy, wanted: Collection[str] = ()) -> list[KernelReport]:
+    """One report for each kernel of a cubin, or for those wanted. NotRun if a tool is missing or this is no cubin that
+    it can read."""
     registers = elf.register_counts(cubin.data)
     try:
         program = parse_listing(tools.disassemble(cubin.data))
     except ListingError as error:
         raise tools.NotRun(f"unreadable listing: {error}") from error
-    if not program.kernels:
+    kernels = [kernel for kernel in program.kernels if not wanted or kernel in wanted]
+    if not kernels:
         raise tools.NotRun("holds no kernel")
-    return [report_kernel(program, kernel, cubin, registers.get(kernel, 0), policy) for kernel in program.kernels]
+    return [report_kernel(program, kernel, cubin, registers.get(kernel, 0), policy) for kernel in kernels]

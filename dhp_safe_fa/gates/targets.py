@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,13 +13,15 @@ from .tools import NotRun, extract_cubins
 _ROOT = Path(__file__).resolve().parents[2]
 _JIT = "it generates its kernels when it runs: dump one and audit it with --cubin"
 
-# Library of a peer below site-packages, and the part of the names of its cubins that says attention.
+# Library of a peer below site-packages, and the part of its forward kernels' names that no other kernel has.
 PEERS: dict[str, tuple[str, str]] = {
     "sdpa-flash": ("torch/lib/libtorch_cuda.so", "flash_fwd"),
-    "sdpa-efficient": ("torch/lib/libtorch_cuda.so", "cutlassF"),
+    "sdpa-efficient": ("torch/lib/libtorch_cuda.so", "fmha_cutlassF"),
     "sdpa-cudnn": ("", _JIT),
-    "fa3": ("flash_attn_3/_C*.so", ""),
+    "fa3": ("flash_attn_3/_C*.so", "FlashAttnFwd"),
 }
+# In the names of the cubins that a Hopper GPU runs: sm_90 and sm_90a. torch carries thousands for other GPUs.
+_HOPPER = "sm_90"
 
 
 def shipped() -> list[Cubin]:
@@ -53,27 +55,32 @@ def from_files(paths: list[Path]) -> list[Cubin]:
     return [Cubin("", path.read_bytes(), str(path)) for path in paths]
 
 
-def from_library(path: Path, pattern: str = "") -> list[Cubin]:
-    """Every cubin inside a library, executable or fat binary; pattern: a part of the cubin's name."""
+def from_library(path: Path, pattern: str = "", holds: str = "") -> list[Cubin]:
+    """The cubins inside a library, executable or fat binary: all, or those with pattern in the cubin's name and holds
+    in a kernel's name."""
     if not path.is_file():
         raise NotRun(f"--library {path}: there is no such file")
-    cubins = extract_cubins(path, pattern)
+    cubins = extract_cubins(path, pattern, holds)
     if not cubins:
-        raise NotRun(f"{path}: holds no cubin{f' whose name has {pattern} in it' if pattern else ''}")
+        raise NotRun(f"{path}: holds no cubin{f' with a kernel that has {holds} in its name' if holds else ''}")
     return [Cubin("", data, f"{path.name}: {name}") for name, data in cubins.items()]
 
 
 def _libraries(pattern: str) -> Iterator[Path]:
-    for folder in dict.fromkeys([sysconfig.get_path("purelib"), sysconfig.get_path("platlib")]):
+    """Files of an installed package; the package itself may lie outside this environment's own site-packages."""
+    folders = [sysconfig.get_path("purelib"), sysconfig.get_path("platlib")]
+    package = importlib.util.find_spec(pattern.partition("/")[0])
+    folders += [str(Path(place).parent) for place in (package.submodule_search_locations or ())] if package else []
+    for folder in dict.fromkeys(folders):
         yield from sorted(Path(folder).glob(pattern))
 
 
 def from_peer(name: str) -> list[Cubin]:
-    """The attention kernels of an installed peer. NotRun if it is not installed, or has no cubin to look at."""
+    """The cubins that hold a peer's forward kernels for Hopper. NotRun if it is not installed, or carries none."""
     pattern, part = PEERS[name]
     if not pattern:
         raise NotRun(f"--peer {name}: {part}")
     library = next(_libraries(pattern), None)
     if library is None:
         raise NotRun(f"--peer {name}: {pattern} is not in this environment (a CUDA build of it is needed)")
-    return from_library(library, part)
+    return from_library(library, _HOPPER, part)

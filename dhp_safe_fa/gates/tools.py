@@ -68,9 +68,13 @@ def disassemble(cubin: bytes) -> str:
         return run([nvdisasm, "-c", "-gi", path])
 
 
-def extract_cubins(library: Path, pattern: str = "") -> dict[str, bytes]:
-    """The cubins inside a shared library, executable or fat binary: file name to content. pattern: part of the name."""
+def extract_cubins(library: Path, pattern: str = "", holds: str = "") -> dict[str, bytes]:
+    """The cubins inside a shared library, executable or fat binary: file name to content.
+
+    pattern: part of the cubin's name. holds: part of the name of a kernel in it.
+    """
     cuobjdump = find("cuobjdump")
     with tempfile.TemporaryDirectory() as folder:
         run([cuobjdump, "-xelf", pattern or "all", library.resolve()], cwd=Path(folder))
-        return {path.name: path.read_bytes() for path in sorted(Path(folder).glob("*.cubin"))}
+        found = {path.name: path.read_bytes() for path in sorted(Path(folder).glob("*.cubin"))}
+    return {name: data for name, data in found.items() if holds.encode() in data}

@@ -206,10 +206,10 @@ def test_peer_is_found_where_it_is_installed(tmp_path: Path, monkeypatch: pytest
     folder.mkdir(parents=True)
     (folder / "libtorch_cuda.so").touch()
     monkeypatch.setattr(targets, "_libraries", lambda pattern: iter(tmp_path.glob(pattern)))
-    asked: list[tuple[Path, str]] = []
-    monkeypatch.setattr(targets, "from_library", lambda path, part: asked.append((path, part)) or [])
+    asked: list[tuple[Path, str, str]] = []
+    monkeypatch.setattr(targets, "from_library", lambda *given: asked.append(given) or [])
     targets.from_peer("sdpa-flash")
-    assert asked == [(folder / "libtorch_cuda.so", "flash_fwd")]
+    assert asked == [(folder / "libtorch_cuda.so", "sm_90", "flash_fwd")]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,130 @@
+"""Whether the stored evidence is about the machine code that this build holds.
+
+``make evidence`` runs every gate on a Hopper GPU and stores what they said in audits/evidence.json, kernel by kernel,
+with the SHA-256 of each cubin. A wheel carries the file inside the package. Nothing is measured here, only compared.
+
+    from dhp_safe_fa import evidence
+    print(evidence.status().line())
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+FRESH, STALE, NONE = "fresh", "stale", "none"
+SCHEMA = "dhp_safe_fa.evidence/1"
+GATES = ("sass", "counters", "bitwise", "timing")
+
+_PACKAGE = Path(__file__).resolve().parent
+CHECKOUT = _PACKAGE.parent / "audits" / "evidence.json"
+# setup.py copies it there for a wheel; a checkout has no such folder, so that the two cannot differ.
+PACKAGED = _PACKAGE / "audits" / "evidence.json"
+
+
+@dataclass(frozen=True)
+class Status:
+    """What can be said of this build.
+
+    Attributes:
+        state: fresh: every kernel of this build has evidence for its exact bytes, and passed every gate. stale: there
+            is evidence, but at least one kernel's bytes are others, are missing in it, or did not pass. none: there is
+            no evidence, or no kernel for it to be about.
+        reasons: why it is not fresh; one sentence for each kernel and gate.
+        summary: if fresh, one sentence that says where and when it was measured.
+    """
+
+    state: str
+    reasons: tuple[str, ...] = ()
+    summary: str = ""
+
+    def line(self) -> str:
+        """One line for a table's foot: the state, and the first reason."""
+        more = f" (and {len(self.reasons) - 1} more reasons)" if len(self.reasons) > 1 else ""
+        return f"evidence: {self.state}: {self.summary or self.reasons[0]}{more}"
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """The content of audits/evidence.json.
+
+    Attributes:
+        environment: where it was measured: GPU, driver, versions, commit, date (dhp_safe_fa.bench.environment).
+        kernels: by name: cubin_sha256, listing_sha256, registers, spill_bytes, and gates: verdict and figures of each.
+    """
+
+    environment: dict[str, Any]
+    kernels: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    def verdict(self, kernel: str, gate: str) -> str:
+        """PASS, FAIL, INVALID or NOT RUN; a gate that the file does not name was not run."""
+        return str(self.kernels[kernel]["gates"].get(gate, {}).get("verdict", "NOT RUN"))
+
+    def where(self) -> str:
+        """GPU, driver, day and commit in a few words."""
+        known = self.environment
+        driver = (known.get("nvidia_smi") or {}).get("driver_version")
+        commit = str(known.get("commit") or "unknown")[:7]
+        return f"{known.get('device')}, driver {driver}, {str(known.get('date'))[:10]}, commit {commit}"
+
+
+def find() -> Path | None:
+    """The evidence file that goes with this package: its own copy in a wheel, audits/evidence.json in a checkout."""
+    return next((path for path in (PACKAGED, CHECKOUT) if path.is_file()), None)
+
+
+def load(path: Path) -> Evidence:
+    """Read an evidence file. OSError or ValueError, with one sentence, if it is none."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        if content["schema"] != SCHEMA:
+            raise ValueError(f"its schema is {content['schema']!r}, not {SCHEMA!r}")
+        evidence = Evidence(dict(content["environment"]), dict(content["kernels"]))
+        for name, kernel in evidence.kernels.items():
+            if not isinstance(kernel["cubin_sha256"], str):
+                raise ValueError(f"{name}: cubin_sha256 is no string")
+            for gate in GATES:
+                evidence.verdict(name, gate)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{path.name} is no evidence file: {type(error).__name__}: {error}") from error
+    return evidence
+
+
+def held() -> dict[str, str]:
+    """Name to cubin SHA-256 of the kernels that this build holds; empty for a CPU-only build."""
+    from dhp_safe_fa import _inspect
+
+    return {str(kernel["name"]): str(kernel["cubin_sha256"]) for kernel in _inspect.kernels()}
+
+
+def compare(evidence: Evidence, kernels: Mapping[str, str]) -> Status:
+    """What evidence says of these kernels, name to SHA-256."""
+    reasons = []
+    for name, sha256 in kernels.items():
+        if name not in evidence.kernels:
+            reasons.append(f"{name}: the evidence does not name this kernel")
+        elif (measured := evidence.kernels[name]["cubin_sha256"]) != sha256:
+            reasons.append(f"{name}: its machine code is {sha256[:12]}…, the evidence is about {measured[:12]}…")
+        else:
+            verdicts = {gate: evidence.verdict(name, gate) for gate in GATES}
+            reasons += [f"{name}: {gate}: {verdict}" for gate, verdict in verdicts.items() if verdict != "PASS"]
+    if not kernels:
+        return Status(NONE, ("this build holds no GPU kernel",))
+    if reasons:
+        return Status(STALE, tuple(reasons))
+    how = f"all {len(kernels)} kernels of this build passed {', '.join(GATES)} on {evidence.where()}"
+    return Status(FRESH, summary=how)
+
+
+def status() -> Status:
+    """What the evidence file that goes with this package says of the kernels in it."""
+    path = find()
+    if path is None:
+        return Status(NONE, ("there is no evidence file; `make evidence` writes one on a Hopper GPU",))
+    try:
+        return compare(load(path), held())
+    except (OSError, ValueError) as error:
+        return Status(NONE, (str(error),))
