@@ -24,9 +24,12 @@ SOURCES = ("csrc", "setup.py", "dhp_safe_fa", "tests/controls", "audits/sass_pol
 # Runs with other values of these are of another machine or another build.
 SAME = ("commit", "gpu", "driver", "cuda", "torch", "nvcc", "kernels")
 MAX_BYTES = 100_000
-# Of a gate's nested figures, more than this is left to the run's own JSON: 6 kernels of 4 gates stay below MAX_BYTES.
-_MAX_NESTED = 1_000
+# A gate's nested figure that is longer than the limit is left to the run's own JSON. The first of these limits is taken
+# that keeps the file below MAX_BYTES.
+_NESTED_LIMITS = (8_000, 4_000, 2_000, 1_000, 0)
 _MAX_PROBLEMS = 8
+# Of a distribution the run's own JSON has the percentiles.
+_BULK = ("percentiles_ns",)
 
 
 class Refused(Exception):
@@ -65,18 +68,16 @@ def assemble(
     environment = runs[0]["environment"]
     if not environment.get("gpu"):
         raise Refused("this was run without a GPU: the gates need a Hopper GPU")
-    for run in runs:
-        differing = [key for key in SAME if run["environment"].get(key) != environment.get(key)]
-        if differing:
-            raise Refused(f"the runs differ in {', '.join(differing)}: they must be of one machine and one build")
+    require_same_machine(runs)
     if environment.get("kernels") != {kernel["name"]: kernel["cubin_sha256"] for kernel in kernels}:
         raise Refused("the run was made with other kernels than this build holds")
-    return {
-        "schema": evidence.SCHEMA,
-        "environment": environment,
-        "runs_sha256": [digest(run) for run in runs],
-        "kernels": {kernel["name"]: _entry(kernel, listings[kernel["name"]], runs) for kernel in kernels},
-    }
+    head = {"schema": evidence.SCHEMA, "environment": environment, "runs_sha256": [digest(run) for run in runs]}
+    for limit in _NESTED_LIMITS:
+        entries = {kernel["name"]: _entry(kernel, listings[kernel["name"]], runs, limit) for kernel in kernels}
+        content = {**head, "kernels": entries}
+        if len(as_text(content)) <= MAX_BYTES:
+            break
+    return content
 
 
 def digest(content: Any) -> str:
@@ -89,7 +90,7 @@ def listing_digest(cubin: bytes) -> str:
     return hashlib.sha256(tools.disassemble(cubin).encode()).hexdigest()
 
 
-def _entry(kernel: dict[str, Any], listing: str, runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def _entry(kernel: dict[str, Any], listing: str, runs: Sequence[dict[str, Any]], limit: int) -> dict[str, Any]:
     name, sha256 = kernel["name"], kernel["cubin_sha256"]
     gates = {"sass": _sass(name, sha256, runs)}
     for gate in evidence.GATES[1:]:
@@ -98,7 +99,7 @@ def _entry(kernel: dict[str, Any], listing: str, runs: Sequence[dict[str, Any]])
             results = [result for run in runs for result in run[gate] if result["verdict"] == NOT_RUN]
         if len(results) != 1:
             raise Refused(f"{name}: {len(results)} results of the gate {gate}; one is needed")
-        gates[gate] = compact(results[0])
+        gates[gate] = compact(results[0], limit)
     return {
         "cubin_sha256": sha256,
         "listing_sha256": listing,
@@ -118,23 +119,42 @@ def _sass(name: str, sha256: str, runs: Sequence[dict[str, Any]]) -> dict[str, A
     return {"verdict": report["verdict"], "figures": figures, "problems": report["unknown_opcodes"]}
 
 
-def compact(result: dict[str, Any]) -> dict[str, Any]:
-    """A gate's result (GateResult as JSON) without bulk: long tables are left out by name, controls are counted."""
+def compact(result: dict[str, Any], limit: int = _NESTED_LIMITS[0]) -> dict[str, Any]:
+    """A gate's result (GateResult as JSON) without bulk.
+
+    Controls are counted. Opcodes, which have a counter each, are left to their total. A nested figure of more than
+    ``limit`` bytes is left out, and named.
+    """
     figures, left_out = {}, []
     for key, value in result["figures"].items():
-        if isinstance(value, (list, dict)) and len(json.dumps(value)) > _MAX_NESTED:
+        short = _brief(value)
+        if isinstance(value, (list, dict)) and len(json.dumps(short)) > limit:
             left_out.append(key)
         else:
-            figures[key] = value
+            figures[key] = short
     problems = result["problems"]
-    short: dict[str, Any] = {"verdict": result["verdict"], "figures": figures, "problems": problems[:_MAX_PROBLEMS]}
+    kept: dict[str, Any] = {"verdict": result["verdict"], "figures": figures, "problems": problems[:_MAX_PROBLEMS]}
     if left_out:
-        short["left_out"] = left_out
+        kept["left_out"] = left_out
     if len(problems) > _MAX_PROBLEMS:
-        short["more_problems"] = len(problems) - _MAX_PROBLEMS
+        kept["more_problems"] = len(problems) - _MAX_PROBLEMS
     controls = result["controls"]
-    short["controls"] = {"right": sum(not control["problem"] for control in controls), "of": len(controls)}
-    return short
+    kept["controls"] = {"right": sum(not control["problem"] for control in controls), "of": len(controls)}
+    return kept
+
+
+def _brief(value: Any) -> Any:
+    """Five digits of what is no whole number; {"value": x} is x; of METRIC and METRIC:OPCODE the first."""
+    if isinstance(value, float):
+        return int(value) if value.is_integer() else float(f"{value:.5g}")
+    if isinstance(value, list):
+        return [_brief(one) for one in value]
+    if not isinstance(value, dict):
+        return value
+    if set(value) == {"value"}:
+        return _brief(value["value"])
+    opcodes = {key for key in value if ":" in key and key.partition(":")[0] in value}
+    return {key: _brief(one) for key, one in value.items() if key not in opcodes and key not in _BULK}
 
 
 def verdict(content: dict[str, Any]) -> str:
@@ -142,10 +162,23 @@ def verdict(content: dict[str, Any]) -> str:
     return worst(gate["verdict"] for kernel in content["kernels"].values() for gate in kernel["gates"].values())
 
 
+def as_text(content: dict[str, Any]) -> str:
+    """The file's text, which any JSON reader takes."""
+    portable = json.loads(json.dumps(content), parse_constant=str)  # JSON has no NaN: the word instead
+    return json.dumps(portable, indent=1, allow_nan=False) + "\n"
+
+
 def write(content: dict[str, Any], path: Path) -> None:
     """Store evidence. Refused, and nothing written, if it is larger than a file that people review should be."""
-    portable = json.loads(json.dumps(content), parse_constant=str)  # JSON has no NaN: the word instead
-    text = json.dumps(portable, indent=1, allow_nan=False) + "\n"
+    text = as_text(content)
     if len(text) > MAX_BYTES:
         raise Refused(f"the evidence has {len(text)} bytes; at most {MAX_BYTES} are stored")
     write_whole(text, path)
+
+
+def require_same_machine(runs: Sequence[dict[str, Any]]) -> None:
+    """Refused if the runs' environments differ in what matters."""
+    for run in runs:
+        differing = [key for key in SAME if run["environment"].get(key) != runs[0]["environment"].get(key)]
+        if differing:
+            raise Refused(f"the runs differ in {', '.join(differing)}: they must be of one machine and one build")

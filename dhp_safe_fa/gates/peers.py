@@ -10,8 +10,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from dhp_safe_fa.bench.peers import one_line
+
 from . import controls, peer_code, policy, report, subjects
-from .evidence_writer import compact
+from .evidence_writer import compact, require_same_machine
 from .inputs import make
 from .subjects import Subject
 from .tools import NotRun
@@ -34,7 +36,7 @@ def kernels_seen(subject: Subject) -> list[str]:
                 subject.attend(q, k, v, shape.is_causal)
             torch.cuda.synchronize()
     except RuntimeError as error:
-        raise NotRun(f"{subject.name} does not serve the shapes of this audit: {str(error).splitlines()[0]}") from error
+        raise NotRun(f"{subject.name} does not serve the shapes of this audit: {one_line(error)}") from error
     return sorted({event.name for event in seen.events() if event.device_type.name == "CUDA"})
 
 
@@ -88,4 +90,14 @@ def _executing(gate: str, present: Sequence[Subject], tell: Progress) -> dict[st
         results = importlib.import_module(f"dhp_safe_fa.gates.{gate}").run(present, True, tell)
     except (NotRun, controls.ControlError, OSError) as error:
         results = [not_run(gate, subject.name, error) for subject in present]
+    except RuntimeError as error:  # a peer's own, on an input that it does not serve: the others must not suffer
+        if len(present) > 1:
+            return {name: one for subject in present for name, one in _executing(gate, [subject], tell).items()}
+        results = [not_run(gate, present[0].name, one_line(error))]
     return {result.subject: compact(result.as_json()) for result in results}
+
+
+def merge(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Runs of one machine, say one for each peer, as one; the last word on a peer counts. Refused if they differ."""
+    require_same_machine(runs)
+    return {**runs[0], "peers": {name: peer for run in runs for name, peer in run["peers"].items()}}

@@ -33,7 +33,7 @@ def add_commands(commands: Any) -> None:
     record.add_argument("--output", metavar="FILE", type=Path, default=evidence.CHECKOUT, help="default: %(default)s")
     peers = commands.add_parser("peers", help="run everything on the peers, and write audits/peers.json and peers.md")
     peers.add_argument("--peer", choices=targets.PEERS, nargs="+", default=[*targets.PEERS], help="default: all")
-    peers.add_argument("--from", dest="stored", metavar="JSON", type=Path, help="write only the page, run nothing")
+    peers.add_argument("--from", dest="runs", metavar="FILE", type=Path, nargs="+", help="merge stored runs instead")
     peers.add_argument("--output", metavar="FOLDER", type=Path, default=_AUDITS, help="default: %(default)s")
 
 
@@ -88,13 +88,13 @@ def _read(path: Path) -> dict[str, Any]:
 
 def peers_command(arguments: argparse.Namespace, out: Console, tell: Progress) -> int:
     """Audits the peers and writes the JSON and the page; what the gates find there fails nothing here."""
-    if arguments.stored:
-        content = _read(arguments.stored)
-    else:
-        from . import peers
+    from . import peers
 
+    if arguments.runs:
+        content = peers.merge([_read(path) for path in arguments.runs])
+    else:
         content = peers.run(arguments.peer, tell)
-        write_whole(json.dumps(content, indent=1) + "\n", arguments.output / "peers.json")
+    write_whole(evidence_writer.as_text(content), arguments.output / "peers.json")
     write_whole(peers_page.page(content), arguments.output / "peers.md")
     out.print(f"written: {escape(str(arguments.output / 'peers.md'))}")
     return EXIT_CODES[PASS]

@@ -64,6 +64,27 @@ def test_bulk_is_left_out_by_name(tmp_path: Path) -> None:
     assert len(short["problems"]) == 8 and short["more_problems"] == 22
 
 
+def test_counts_are_kept_whole_and_opcodes_are_not(tmp_path: Path) -> None:
+    spread = {"value": 1.25, "aa_percent": 0.123456789}
+    seen = {"inst": {"value": 123456789.0}, "inst:FADD": {"value": 5.0}, "l2": spread}
+    figures = {"counted": {"1,16": seen}, "studies": [{"study": "s", "percentiles_ns": {"a": [1.0] * 101}}]}
+    kept = evidence_writer.compact(gate_result("counters", "abc", **figures))["figures"]
+    assert kept["counted"] == {"1,16": {"inst": 123456789, "l2": {"value": 1.25, "aa_percent": 0.12346}}}
+    assert kept["studies"] == [{"study": "s"}]
+
+
+def test_more_is_left_out_until_the_file_is_small_enough(tmp_path: Path) -> None:
+    run = some_run()
+    for gate in evidence.GATES[1:]:
+        for result in run[gate]:
+            result["figures"] |= {f"table {n}": [n] * (300 * n) for n in range(1, 8)}
+    content = assemble([run], KERNELS, LISTINGS)
+    evidence_writer.write(content, tmp_path / "e.json")
+    assert 20_000 < (tmp_path / "e.json").stat().st_size < evidence_writer.MAX_BYTES
+    kept = content["kernels"]["abc"]["gates"]["timing"]
+    assert "table 1" in kept["figures"] and kept["left_out"][-1] == "table 7"
+
+
 def test_numbers_that_json_lacks_are_words(tmp_path: Path) -> None:
     run = some_run()
     run["timing"][0]["figures"]["effect"] = float("nan")

@@ -254,10 +254,35 @@ def test_tables_have_as_many_cells_as_heads() -> None:
         assert len({len(re.findall(r"(?<!\\)\|", line)) for line in table.splitlines()}) == 1
 
 
-def test_command_makes_the_page_of_a_stored_run(tmp_path: Path) -> None:
-    (tmp_path / "peers.json").write_text(json.dumps(stored_content()))
-    assert cli.main(["peers", "--from", str(tmp_path / "peers.json"), "--output", str(tmp_path)]) == 0
-    assert (tmp_path / "peers.md").read_text() == peers_page.page(stored_content())
+def test_command_merges_stored_runs(tmp_path: Path) -> None:
+    content = stored_content()
+    for number, name in enumerate(content["peers"]):
+        (tmp_path / f"{number}.json").write_text(json.dumps({**content, "peers": {name: content["peers"][name]}}))
+    arguments = ["peers", "--from", str(tmp_path / "0.json"), str(tmp_path / "1.json"), "--output", str(tmp_path)]
+    assert cli.main(arguments) == 0
+    assert json.loads((tmp_path / "peers.json").read_text()) == content
+    assert (tmp_path / "peers.md").read_text() == peers_page.page(content)
+
+
+def test_runs_of_two_machines_are_not_merged() -> None:
+    other = {**stored_content(), "environment": some_run(driver="581.0")["environment"]}
+    with pytest.raises(evidence_writer.Refused, match="differ in driver"):
+        peers.merge([stored_content(), other])
+
+
+def test_a_peer_that_fails_in_a_gate_does_not_stop_the_others(
+    hopper: dict[str, list[Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run(present: Sequence[Any], quick: bool, tell: object) -> list[GateResult]:
+        if any(subject.name == "sdpa-cudnn" for subject in present):
+            raise RuntimeError("no engine for this length\nmore")
+        return [GateResult("bitwise", subject.name, "PASS") for subject in present]
+
+    monkeypatch.setattr(peers, "importlib", SimpleNamespace(import_module=lambda name: SimpleNamespace(run=run)))
+    found = peers.run(["sdpa-flash", "sdpa-cudnn"], lambda *_: None)["peers"]
+    assert found["sdpa-flash"]["bitwise"]["verdict"] == "PASS"
+    cudnn = found["sdpa-cudnn"]["bitwise"]
+    assert (cudnn["verdict"], cudnn["problems"]) == ("NOT RUN", ["no engine for this length"])
 
 
 def test_command_runs(hopper: dict[str, list[Any]], tmp_path: Path) -> None:
