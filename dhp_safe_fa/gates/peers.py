@@ -58,10 +58,11 @@ def run(names: Sequence[str], tell: Progress) -> dict[str, Any]:
         present.append(subject)
         shapes = [str(shape) for shape in subject.shapes]
         found["peers"][name] = {"shapes": shapes, "kernels_seen": seen, "sass": {}}
-    _sass(found["peers"], [subject.name for subject in present], tell)
-    for gate in EXECUTING if present else ():
-        for name, result in _executing(gate, present, tell).items():
-            found["peers"][name][gate] = result
+    if present:
+        _sass(found["peers"], [subject.name for subject in present], tell)
+        for gate in EXECUTING:
+            for name, result in _executing(gate, present, tell).items():
+                found["peers"][name][gate] = result
     return found
 
 
@@ -71,7 +72,7 @@ def _sass(peers: dict[str, Any], names: Sequence[str], tell: Progress) -> None:
         outcomes = controls.run_controls(controls.load_controls())
         rules = policy.load(POLICY)
         wrong = [f"control {outcome.name}: {outcome.problem}" for outcome in outcomes if outcome.problem]
-    except NotRun as error:
+    except (NotRun, controls.ControlError, policy.PolicyError) as error:
         for name in names:
             peers[name]["sass"] = {"verdict": NOT_RUN, "kernels": [], "problems": [str(error)]}
         return
@@ -90,10 +91,10 @@ def _executing(gate: str, present: Sequence[Subject], tell: Progress) -> dict[st
         results = importlib.import_module(f"dhp_safe_fa.gates.{gate}").run(present, True, tell)
     except (NotRun, controls.ControlError, OSError) as error:
         results = [not_run(gate, subject.name, error) for subject in present]
-    except RuntimeError as error:  # a peer's own, on an input that it does not serve: the others must not suffer
+    except Exception as error:  # a peer's own, whatever it is, on an input that it does not serve: spare the others
         if len(present) > 1:
             return {name: one for subject in present for name, one in _executing(gate, [subject], tell).items()}
-        results = [not_run(gate, present[0].name, one_line(error))]
+        results = [not_run(gate, present[0].name, f"{type(error).__name__}: {one_line(error)}")]
     return {result.subject: compact(result.as_json()) for result in results}
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -56,6 +57,7 @@ def evidence_command(arguments: argparse.Namespace, out: Console, run_all: Calla
     from dhp_safe_fa import _inspect
     from dhp_safe_fa.bench.environment import git_commit
 
+    _require_folder(arguments.output.parent)
     kernels = _inspect.kernels()
     evidence_writer.require_clean_build(evidence.held(), git_commit(*evidence_writer.SOURCES)["dirty"])
     if arguments.runs:
@@ -75,6 +77,12 @@ def evidence_command(arguments: argparse.Namespace, out: Console, run_all: Calla
     return EXIT_CODES[verdict]
 
 
+def _require_folder(folder: Path) -> None:
+    """Finds out before a long run that its results could not be written."""
+    if not (folder.is_dir() and os.access(folder, os.W_OK)):
+        raise evidence_writer.Refused(f"--output: cannot write into {folder}")
+
+
 def _read(path: Path) -> dict[str, Any]:
     """A JSON object with an environment, as all runs have. Refused for anything else."""
     try:
@@ -90,6 +98,7 @@ def peers_command(arguments: argparse.Namespace, out: Console, tell: Progress) -
     """Audits the peers and writes the JSON and the page; what the gates find there fails nothing here."""
     from . import peers
 
+    _require_folder(arguments.output)
     if arguments.runs:
         content = peers.merge([_read(path) for path in arguments.runs])
     else:

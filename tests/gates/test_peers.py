@@ -282,7 +282,7 @@ def test_a_peer_that_fails_in_a_gate_does_not_stop_the_others(
     found = peers.run(["sdpa-flash", "sdpa-cudnn"], lambda *_: None)["peers"]
     assert found["sdpa-flash"]["bitwise"]["verdict"] == "PASS"
     cudnn = found["sdpa-cudnn"]["bitwise"]
-    assert (cudnn["verdict"], cudnn["problems"]) == ("NOT RUN", ["no engine for this length"])
+    assert (cudnn["verdict"], cudnn["problems"]) == ("NOT RUN", ["RuntimeError: no engine for this length"])
 
 
 def test_command_runs(hopper: dict[str, list[Any]], tmp_path: Path) -> None:
@@ -290,6 +290,14 @@ def test_command_runs(hopper: dict[str, list[Any]], tmp_path: Path) -> None:
     content = json.loads((tmp_path / "peers.json").read_text())
     assert list(content["peers"]) == ["sdpa-flash"]
     assert (tmp_path / "peers.md").read_text() == peers_page.page(content)
+
+
+@pytest.mark.parametrize("arguments", [["peers", "--output"], ["evidence", "--output"]])
+def test_commands_look_for_their_folder_first(
+    hopper: dict[str, list[Any]], arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main([*arguments, str(tmp_path / "nowhere" / "x")]) == 2
+    assert "--output: cannot write into" in capsys.readouterr().err and hopper["gates"] == []
 
 
 def test_command_without_a_gpu(
