@@ -28,7 +28,7 @@ MAX_BYTES = 100_000
 # that keeps the file below MAX_BYTES.
 _NESTED_LIMITS = (8_000, 4_000, 2_000, 1_000, 0)
 _MAX_PROBLEMS = 8
-# What only the run's own JSON has: percentiles of a distribution, and every class of inputs where the spread says enough.
+# Only the run's own JSON has the percentiles of a distribution, and the single classes beside their spread.
 _BULK = ("percentiles_ns", "by_class")
 
 

@@ -19,7 +19,7 @@ have to pass (`docs/gates-sass.md`, `audits/SOUNDNESS.md`).
 READING = """\
 How to read the machine-code table:
 
-- *predicated* is a plain count of conditional branches, calls, returns and exits, on public lengths or on anything else.
+- *predicated* is a plain count of conditional branches, calls, returns and exits, on lengths or on anything else.
 - *findings* are places to which the analysis finds a way from the content of q, k or v. It is conservative: it merges
   all callers of a subroutine and all paths, so a finding is a way that it cannot rule out, and the count an upper
   bound. What really happens on different inputs is the matter of the other gates.
