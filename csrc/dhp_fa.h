@@ -127,10 +127,11 @@ typedef struct dhp_kernel_info {
 typedef struct dhp_plan {
   const dhp_kernel_info *kernel; /* NULL: nothing to launch (an empty output) */
   int64_t grid;                  /* CTAs; each computes every grid-th item */
-  int64_t items;                 /* query tiles of all packs */
   int heads_per_tile;            /* query heads of one key head that share a tile, a "pack": a power of two */
   int64_t q_tiles;               /* query tiles along Sq */
-  int packs_per_group;           /* packs whose K and V are meant to stay in L2 together */
+  int paired;                    /* 1: an item is a query tile and its mirror image along Sq; 0: a query tile */
+  int64_t items;                 /* of all packs */
+  int packs_per_group;           /* packs whose query tiles are dealt out together */
 } dhp_plan;
 
 DHP_API int dhp_kernel_count(void); /* 0 in a build without nvcc */

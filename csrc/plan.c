@@ -105,12 +105,33 @@ static const dhp_kernel_info *choose_kernel(const dhp_attention *args, int head_
   return best;
 }
 
+/*
+ * How query tiles are dealt to CTAs. Without a mask all are equally long: pack by pack, so that the CTAs that work at a
+ * time read the same keys, and device memory is asked for new ones at an even pace. Under a causal mask in pairs of
+ * equal length, pack by pack too; but if rounds of pairs leave many CTAs idle, longest first, in groups of packs whose
+ * keys and values fit L2.
+ */
+static void deal(const dhp_attention *args, const sharing *by, dhp_plan *plan) {
+  const int64_t tiles = by->packs * by->q_tiles, pairs = by->packs * ceil_div(by->q_tiles, 2);
+  const int64_t slots = (int64_t)MULTIPROCESSORS * plan->kernel->ctas;
+  plan->paired = args->is_causal && by->q_tiles > 1 && 10 * 2 * slots * ceil_div(pairs, slots) <= 11 * tiles;
+  plan->items = plan->paired ? pairs : tiles;
+  plan->grid = plan->items < slots ? plan->items : slots;
+  int64_t group = 1;
+  if (args->is_causal && !plan->paired) {
+    const int64_t kv_bytes_a_head = 2 * args->k.size[2] * plan->kernel->head_dim * 2 + 1; /* + 1: never zero */
+    const int64_t key_heads = L2_BUDGET_BYTES / kv_bytes_a_head;
+    group = (key_heads > 1 ? key_heads : 1) * (args->q.size[1] / args->k.size[1] / by->heads_per_tile);
+  }
+  plan->packs_per_group = (int)(group < by->packs ? group : by->packs);
+}
+
 dhp_status dhp_plan_attention(const dhp_attention *args, dhp_plan *plan, dhp_error *error) {
   *plan = (dhp_plan){0};
   const dhp_status status = dhp_validate(args, error);
   if (status != DHP_OK) return status;
 
-  const int64_t *const q = args->q.size, *const k = args->k.size;
+  const int64_t *const q = args->q.size;
   if (args->q.dtype == DHP_FLOAT32)
     return dhp_fail(error, DHP_UNSUPPORTED, "q: dtype float32; supported on CUDA: float16, bfloat16");
   if (dhp_kernel_table_size == 0)
@@ -132,15 +153,9 @@ dhp_status dhp_plan_attention(const dhp_attention *args, dhp_plan *plan, dhp_err
 
   const dhp_kernel_info *const kernel = choose_kernel(args, head_dim);
   const sharing by = share(args, kernel);
-  const int64_t kv_bytes_a_head = 2 * k[2] * kernel->head_dim * 2 + 1; /* + 1: never zero */
-  const int64_t key_heads = L2_BUDGET_BYTES / kv_bytes_a_head;
-  const int64_t group = (key_heads > 1 ? key_heads : 1) * (q[1] / k[1] / by.heads_per_tile);
-  const int64_t slots = (int64_t)MULTIPROCESSORS * kernel->ctas;
   plan->kernel = kernel;
-  plan->items = by.packs * by.q_tiles;
-  plan->grid = plan->items < slots ? plan->items : slots;
   plan->heads_per_tile = by.heads_per_tile;
   plan->q_tiles = by.q_tiles;
-  plan->packs_per_group = (int)(group < by.packs ? group : by.packs);
+  deal(args, &by, plan);
   return DHP_OK;
 }

@@ -82,9 +82,13 @@ enum named_barrier { TURN = 1 /* + warpgroup: its turn at the tensor cores; 0 is
 /* ---- the static schedule --------------------------------------------------------------------------------------- */
 
 /*
- * One query tile: which rows of which heads. CTA i computes the tiles i, i + grid, i + 2 grid, and so on, in this
- * order: packs of heads go in groups whose keys and values fit L2; inside a group the longest tiles (the last ones,
- * under a causal mask) come first, and the group's packs vary fastest.
+ * One query tile: which rows of which heads. Tiles are dealt out in rounds, in one of two ways that the host chooses.
+ *
+ * Listed: packs of heads go in groups; inside a group the longest tiles (the last ones, under a causal mask) come
+ * first, and the group's packs vary fastest. Every other round is dealt from the last CTA to the first, so that nobody
+ * always gets the longer ones. Paired: in an even round a CTA gets a tile of the longer half of a pack's, in the next
+ * round its mirror image, so two rounds are equally long for all. The tile in the middle of an odd number is its own
+ * mirror image, and computed twice.
  */
 typedef struct work {
   int batch, head, key_head; /* head: the first of the pack */
@@ -93,20 +97,24 @@ typedef struct work {
   int masked;                /* how many of them need the mask: the first ones visited */
 } work;
 
-static __device__ __forceinline__ work work_of(const dhp_fwd_params *p, int item) {
+static __device__ __forceinline__ work work_of(const dhp_fwd_params *p, int round) {
   work w;
-  const int index = min(item, p->items - 1);
   const int rows = WARPGROUPS << p->log2_rows;
-  const int group_tiles = p->packs_per_group * p->q_tiles;
-  const int group = index / group_tiles;
-  const int in_group = index - group * group_tiles;
+  const int odd = round % 2, cta = (int)blockIdx.x, ctas = (int)gridDim.x;
+  const int reverse = odd & !p->paired, mirror = odd & p->paired;
+  const int item = (round >> p->paired) * ctas + (reverse ? ctas - 1 - cta : cta);
+  const int index = min(item, p->items - 1);
+  const int group_items = p->packs_per_group * p->items_per_pack;
+  const int group = index / group_items;
+  const int in_group = index - group * group_items;
   const int group_packs = min(p->packs_per_group, p->batch * p->packs - group * p->packs_per_group);
-  const int tile_from_end = in_group / group_packs;
-  const int flat_pack = group * p->packs_per_group + in_group - tile_from_end * group_packs;
+  const int in_pack = in_group / group_packs;
+  const int flat_pack = group * p->packs_per_group + in_group - in_pack * group_packs;
+  const int tile = mirror ? in_pack : p->q_tiles - 1 - in_pack;
   w.batch = flat_pack / p->packs;
   w.head = (flat_pack - w.batch * p->packs) << (DHP_FWD_LOG2_ROWS - p->log2_rows);
   w.key_head = w.head / p->heads_per_key_head;
-  w.row = (p->q_tiles - 1 - tile_from_end) * rows;
+  w.row = tile * rows;
 
   const int seen_by_last = p->is_causal ? min(p->seqlen_k, w.row + rows + p->causal_offset) : p->seqlen_k;
   const int seen_by_first = p->is_causal ? min(p->seqlen_k, w.row + 1 + p->causal_offset) : p->seqlen_k;
@@ -366,8 +374,8 @@ dhp_attention_fwd(const __grid_constant__ CUtensorMap q_map, const __grid_consta
   __syncthreads();
 
   /* First loads: q, and as many tiles as there are places whose turn has come. */
-  int item = (int)blockIdx.x;
-  work w = work_of(&p, item);
+  int round = 0;
+  work w = work_of(&p, round);
   const loader load = loader_of(warp, &k_map, &v_map, base);
   const int loads_q = warp % WARPS_PER_GROUP == 0;
   load_queries(loads_q, &q_map, q_rows, q_full, w.row + (group << p.log2_rows), &w);
@@ -458,8 +466,7 @@ dhp_attention_fwd(const __grid_constant__ CUtensorMap q_map, const __grid_consta
     bar_sync(TURN + group, TURN_THREADS);
     ISSUE_SCORES();
     bar_arrive(WARPGROUPS > 1, next_turn, TURN_THREADS);
-    item += (int)gridDim.x;
-    const work next = work_of(&p, item);
+    const work next = work_of(&p, ++round);
     prefetch_queries(loads_q && next.tiles > 0, &q_map, next.row + (group << p.log2_rows), &next);
     load_skipped(&load, load_slot, &w, &next);
     wgmma_wait(0);

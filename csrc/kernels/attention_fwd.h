@@ -30,8 +30,9 @@ typedef struct dhp_fwd_params {
   int32_t seqlen_q, seqlen_k, head_dim;
   int32_t is_causal, causal_offset; /* offset clamped to [-seqlen_q, seqlen_k]: beyond that nothing changes */
   int32_t log2_rows, packs;         /* packs: of one batch */
-  int32_t items;                    /* query tiles of all packs; at most INT32_MAX - grid */
-  int32_t q_tiles, packs_per_group; /* the static schedule: see work_of in attention_fwd.cu */
+  int32_t q_tiles;                  /* of one pack */
+  int32_t paired, packs_per_group;  /* the static schedule: see work_of in attention_fwd.cu */
+  int32_t items, items_per_pack;    /* query tiles, or pairs of them; at most INT32_MAX - grid */
   float scale, scale_log2;          /* softmax scale, and the same times log2(e) */
   float highest_score;              /* its product with scale_log2, or the next power of two, is finite */
   float scale_to_power_of_two;      /* what has to be added to scale_log2 to make it the next power of two */
