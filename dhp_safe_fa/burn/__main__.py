@@ -1,0 +1,149 @@
+"""``python -m dhp_safe_fa.burn``: one iteration of the kernel, or a look at the log.
+
+Exit status: 0; of ``run``: 0 proceed, 1 roll back, 3 undecided; 2 if nothing was done, with the cause.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from dhp_safe_fa.burn import loop, quoted, records, show, stored
+from dhp_safe_fa.burn.builds import ROOT, BuildFailed
+from dhp_safe_fa.burn.milestones import MILESTONES
+from dhp_safe_fa.burn.profiling import NoCounters
+from dhp_safe_fa.burn.records import LogError
+
+LOG = ROOT / "audits" / "iterations.jsonl"
+PICTURE = ROOT / "audits" / "iterations.png"
+EXIT_CODES = {"proceed": 0, "roll back": 1, "undecided": 3}
+
+EPILOG = """\
+examples:
+  %(prog)s baseline iteration-0
+  %(prog)s run fewer-waits --hypothesis "half of the waits are not needed" --predict "+3%% at D=128"
+  %(prog)s log
+  %(prog)s log fewer-waits
+  %(prog)s roofline fewer-waits
+
+docs/burn.md teaches the method on an entry of the log.
+"""
+
+
+def parser() -> argparse.ArgumentParser:
+    p = argparse.ArgumentParser(
+        prog="python -m dhp_safe_fa.burn",
+        description="Change one thing, gate it, profile it, time it against the previous best, decide, record.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    p.add_argument("--log", type=Path, default=LOG, metavar="FILE", help="default: audits/iterations.jsonl")
+    commands = p.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    run = commands.add_parser("run", help="one iteration of the committed sources (needs a Hopper GPU and ncu)")
+    run.add_argument("name")
+    run.add_argument("--hypothesis", required=True, metavar="TEXT", help="what the change does, and why it should help")
+    run.add_argument("--predict", required=True, metavar="TEXT", help='such as "+8%% at D=128 causal"')
+    run.add_argument("--against", metavar="NAME", help="compare with this iteration instead of the previous best")
+    run.add_argument(
+        "--milestone", action="append", default=[], choices=MILESTONES, help="a milestone that this iteration works on"
+    )
+    baseline = commands.add_parser("baseline", help="iteration 0: torch's attention and an unfused chain, without ours")
+    baseline.add_argument("name")
+    for command in (run, baseline):
+        extent = command.add_mutually_exclusive_group()
+        extent.add_argument("--quick", action="store_true", help="the default: fewer lengths and peers, quick gates")
+        extent.add_argument("--full", action="store_true", help="every shape and peer, full gates, a report for ncu-ui")
+        command.add_argument("--shapes", nargs="+", metavar="WORD", help="as bench takes them; default: start, sweep")
+
+    imports = commands.add_parser("import", help="record the stored benchmark result of a commit, without a decision")
+    imports.add_argument("name")
+    imports.add_argument("commit", help=f"a commit whose {stored.RESULT} is taken")
+
+    log = commands.add_parser("log", help="the table, or everything about one iteration")
+    log.add_argument("name", nargs="?")
+    log.add_argument("--milestones", action="store_true", help="which iteration answers which milestone")
+    plot = commands.add_parser("plot", help="the journey as a picture")
+    plot.add_argument("--out", type=Path, default=PICTURE, metavar="FILE", help="default: audits/iterations.png")
+    compare = commands.add_parser("compare", help="two iterations, shape by shape")
+    compare.add_argument("a")
+    compare.add_argument("b")
+    roofline = commands.add_parser("roofline", help="measured time against three floors, shape by shape")
+    roofline.add_argument("name", nargs="?", help="default: the latest iteration with times")
+    return p
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    args = parser().parse_args(argv)
+    try:
+        if args.command in ("run", "baseline"):
+            return _iterate(args)
+        if args.command == "import":
+            record = stored.imported(args.name, args.commit)
+            records.append(args.log, record)
+            show.show_record(record, show.make_console())
+            return 0
+        _look(args, records.load(args.log))
+    except KeyboardInterrupt:
+        print("dhp_safe_fa.burn: interrupted; nothing was recorded", file=sys.stderr)
+        return 2
+    except (loop.Refused, BuildFailed, NoCounters, ValueError, OSError, RuntimeError) as error:
+        print(f"dhp_safe_fa.burn: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def _iterate(args: argparse.Namespace) -> int:
+    """Runs, shows the record, returns the exit status of its decision."""
+    progress = Console(stderr=True, highlight=False)
+
+    def tell(line: str) -> None:
+        progress.print(line, markup=False, soft_wrap=True)
+
+    plan = loop.Plan(log=args.log, name=args.name, full=args.full, shapes=args.shapes)
+    if args.command == "run":
+        plan = loop.Plan(
+            **vars(plan) | {"hypothesis": args.hypothesis, "prediction": args.predict},
+            milestones=args.milestone,
+            against=args.against,
+        )
+    record = loop.run(plan, tell) if args.command == "run" else loop.baseline(plan, tell)
+    show.show_record(record, show.make_console())
+    return EXIT_CODES[record.decision] if record.decision else 0
+
+
+def _look(args: argparse.Namespace, log: records.Log) -> None:
+    """The commands that read the log. LogError or ValueError with one sentence."""
+    console = show.make_console()
+    if args.command == "log" and args.milestones:
+        show.show_milestones(log.records, console)
+    elif args.command == "log" and args.name:
+        show.show_record(log.find(args.name), console)
+    elif args.command == "log":
+        show.show_log(log.records, quoted.load(), console)
+    elif args.command == "compare":
+        show.show_comparison(log.find(args.a), log.find(args.b), console)
+    elif args.command == "roofline":
+        show.show_roofline(log.find(args.name) if args.name else _latest_timed(log), console)
+    else:
+        try:
+            from dhp_safe_fa.burn import plot
+        except ImportError as error:
+            raise ValueError(f"plot needs matplotlib (pip install 'dhp_safe_fa[plot]'): {error}") from error
+        plot.save(log.records, quoted.load(), args.out)
+        console.print(f"wrote {args.out}", markup=False, soft_wrap=True)
+
+
+def _latest_timed(log: records.Log) -> records.Record:
+    for record in reversed(log.records):
+        if record.shapes and record.kind != "baseline":
+            return record
+    raise LogError(f"{log.path}: no iteration has times yet")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,23 @@
+"""``python -m dhp_safe_fa.burn.launch FOLDER CASE...``: a launch of each case by a folder's build, for a profiler."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import torch
+
+from dhp_safe_fa.bench.cases import parse_case
+from dhp_safe_fa.burn.library import Library
+
+
+def main(folder: str, *labels: str) -> None:
+    library = Library(Path(folder))
+    for case in (parse_case(label, "float16") for label in labels):
+        q, k, v = (torch.randn(case.shape, device="cuda").to(case.torch_dtype) for _ in range(3))
+        library.attend(q, k, v, case.causal)
+        torch.cuda.synchronize()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

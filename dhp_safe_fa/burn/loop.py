@@ -1,0 +1,251 @@
+"""The steps of an iteration and of the baseline, in order. A record is written at the very end, or not at all."""
+
+from __future__ import annotations
+
+import datetime
+import re
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from dhp_safe_fa.bench import Candidate, Case, Settings, WrongResult, anchors, candidates
+from dhp_safe_fa.bench.cases import select
+from dhp_safe_fa.burn import builds, chip, gating, measuring, milestones, profiling, records
+from dhp_safe_fa.burn.library import Library, ShippedKernel
+from dhp_safe_fa.burn.records import AGAIN, GATES, OURS, PREVIOUS, Gate, Kernel, Record, Shape
+from dhp_safe_fa.gates import tools
+
+# FlashAttention-3 is estimated from these where it is not installed; they were measured on an H100.
+ANCHORS = builds.ROOT / "benchmarks" / "anchors_h100_forward.csv"
+# Never the best peer on Hopper, and slow: timed by the baseline and by --full.
+SLOW_PEERS = ("efficient", "math")
+# A baseline has no verdict: blocks only for its spread.
+BASELINE_BLOCKS = 3
+
+Tell = Callable[[str], None]
+
+
+class Refused(Exception):
+    """What was asked for cannot be done here or makes no sense; one sentence."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What the user asked for. full: every shape and peer, gates in full, a report for ncu-ui; else quick."""
+
+    log: Path
+    name: str
+    full: bool
+    shapes: Sequence[str] | None
+    hypothesis: str | None = None
+    prediction: str | None = None
+    milestones: Sequence[str] = ()
+    against: str | None = None
+
+    def cases(self) -> list[Case]:
+        """ValueError about a word that cannot be read."""
+        return select(self.shapes or ["start", "sweep"], None, "cuda", quick=not self.full)
+
+    def settings(self) -> Settings:
+        return Settings(rounds=5, sample_ms=10) if self.full else Settings(rounds=3, sample_ms=4)
+
+    def recorded_settings(self, blocks: int) -> dict[str, Any]:
+        shapes = list(self.shapes) if self.shapes else None
+        return {"full": self.full, "shapes": shapes, "blocks": blocks, **vars(self.settings())}
+
+
+def run(plan: Plan, tell: Tell) -> Record:
+    """One iteration: build, gates, counters, times, verdict, record.
+
+    Raises:
+        Refused, LogError, ValueError, BuildFailed, NoCounters, RuntimeError: nothing was recorded; one sentence.
+    """
+    builds.check_checkout()
+    log, here, cases = _open(plan)
+    commit = builds.commit()
+    tell("building …")
+    builds.build_current()
+    ours = builds.current()
+    cases, left_out = _served(ours, cases)
+    for sentence in left_out:
+        tell(sentence)
+    best = log.find(plan.against) if plan.against else log.best()
+    if best and (best.library_sha256 is None or best.commit is None):
+        raise Refused(f"--against {best.name}: it is no run of the loop, so there is no build of it to compare with")
+    previous = _build_of(best)
+
+    gates = gating.run_all(GATES[:1], ours.cubins(), not plan.full, tell)
+    profiles, report, shapes, wrong = None, None, [], None
+    if not _failed(gates):
+        if here is None:
+            raise Refused(f"after the gate {GATES[0]} a Hopper GPU is needed: {chip.missing()}")
+        gates += gating.run_all(GATES[1:], ours.cubins(), not plan.full, tell)
+    if not _failed(gates):
+        profiled = _longest(cases)
+        tell(f"counters of {len(profiled)} shapes …")
+        profiles = profiling.profile(ours, profiled)
+        if plan.full:
+            report = _store_report(plan.name, ours, profiled, tell)
+        tell(f"times of {len(cases)} shapes …")
+        try:
+            shapes = _measure(plan, cases, ours, previous)
+        except WrongResult as error:
+            wrong = str(error)
+    record = Record(
+        name=plan.name,
+        kind="run",
+        date=_now(),
+        commit=commit,
+        chip=here,
+        settings=plan.recorded_settings(measuring.BLOCKS),
+        hypothesis=plan.hypothesis,
+        prediction=plan.prediction,
+        nvcc=_nvcc_version(),
+        library_sha256=ours.sha256,
+        kernels=[_kernel(kernel) for kernel in ours.kernels],
+        parent=log.parent(best) if best else None,
+        gates=gates,
+        profiles=profiles,
+        report=report,
+        wrong=wrong,
+        shapes=shapes,
+        milestones=list(plan.milestones),
+    )
+    record.milestones.extend(name for name in milestones.counted(record) if name not in record.milestones)
+    records.append(plan.log, record)
+    return record
+
+
+def baseline(plan: Plan, tell: Tell) -> Record:
+    """Iteration 0: torch's backends and the unfused chain at the start shapes and the sweep, without ours."""
+    _, here, cases = _open(plan)
+    if here is None:
+        raise Refused(f"the baseline needs a Hopper GPU: {chip.missing()}")
+    peers = candidates("cuda")[0][1:]
+    tell(f"times of {', '.join(peer.name for peer in peers)} at {len(cases)} shapes …")
+    try:
+        shapes = _timed(plan, cases, lambda case, block: peers, BASELINE_BLOCKS)
+    except WrongResult as error:
+        raise Refused(str(error)) from error
+    record = Record(
+        plan.name, "baseline", _now(), None, here, plan.recorded_settings(BASELINE_BLOCKS), shapes=shapes
+    )
+    records.append(plan.log, record)
+    return record
+
+
+# ---- steps -----------------------------------------------------------------------------------------------------------
+
+
+def _open(plan: Plan) -> tuple[records.Log, records.Chip | None, list[Case]]:
+    """The log, the GPU if there is one, and the cases: what can be refused before anything is built."""
+    cases = plan.cases()
+    here = None if chip.missing() else chip.here()
+    log = records.load(plan.log)
+    log.check_new(plan.name, here.gpu if here else None)
+    if here:
+        profiling.find_ncu()
+    return log, here, cases
+
+
+def _build_of(best: Record | None) -> Library | None:
+    if best is None:
+        return None
+    assert best.library_sha256 and best.commit  # run() refused a record without them
+    cubins = {kernel.name: kernel.cubin_sha256 for kernel in best.kernels}
+    return builds.kept(best.name, best.library_sha256, best.commit, cubins)
+
+
+def _failed(gates: Sequence[Gate]) -> bool:
+    return any(gate.verdict == "FAIL" for gate in gates)
+
+
+def _served(library: Library, cases: Sequence[Case]) -> tuple[list[Case], list[str]]:
+    """The cases that the build serves, and its own sentence about each kind that it does not. Refused without any."""
+    served, sentences = [], []
+    for case in cases:
+        try:
+            library.launch(case)
+            served.append(case)
+        except ValueError as error:
+            sentences.append(f"left out: {error}")
+    if not served:
+        raise Refused(f"{library.path} serves none of the shapes; {sentences[0]}")
+    return served, list(dict.fromkeys(sentences))
+
+
+def _longest(cases: Sequence[Case]) -> list[Case]:
+    """The largest case of each head_dim, mask and dtype: counters of small ones say more about launches."""
+    largest: dict[tuple[int, bool, str], Case] = {}
+    for case in sorted(cases, key=lambda case: case.flops):
+        largest[case.head_dim, case.causal, case.dtype] = case
+    return list(largest.values())
+
+
+def _measure(plan: Plan, cases: Sequence[Case], ours: Library, previous: Library | None) -> list[Shape]:
+    everybody = candidates("cuda")[0][1:]
+    peers = [peer for peer in everybody if plan.full or peer.name not in SLOW_PEERS]
+    both = [Candidate(OURS, ours.attend)]
+    if previous:
+        both += [Candidate(PREVIOUS, previous.attend), Candidate(AGAIN, measuring.Twin(ours).library.attend)]
+    # a shape that the previous best does not serve is compared with the peers alone
+    new = set(cases) - set(_served(previous, cases)[0]) if previous else set()
+
+    def lineup(case: Case, block: int) -> list[Candidate]:
+        return measuring.interleaved(both[:1] if case in new else both, peers, block)
+
+    shapes = _timed(plan, cases, lineup, measuring.BLOCKS)
+    for shape, case in zip(shapes, cases, strict=True):
+        for name, library in ((OURS, ours), (PREVIOUS, previous)):
+            if name in shape.absent:
+                raise Refused(f"{name} cannot be timed at {shape.case}: {shape.absent[name]}")
+            if library and name in shape.us:
+                shape.launch[name] = library.launch(case)
+    return shapes
+
+
+def _timed(plan: Plan, cases: Sequence[Case], lineup: measuring.Lineup, blocks: int) -> list[Shape]:
+    here = chip.here()
+    factors = anchors.load(ANCHORS) if "H100" in here.gpu and ANCHORS.exists() else {}
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("times", total=blocks * len(cases))
+        return measuring.measure_all(
+            cases, lineup, plan.settings(), blocks, "cuda", factors, lambda: bar.advance(task)
+        )
+
+
+def _kernel(kernel: ShippedKernel) -> Kernel:
+    """With its matrix and TMA load instructions counted, if there is a disassembler."""
+    try:
+        opcodes = re.findall(r"\b(HGMMA|UTMALDG)\b", tools.disassemble(kernel.cubin))
+    except tools.NotRun:
+        opcodes = None
+    counts = [None if opcodes is None else opcodes.count(name) for name in ("HGMMA", "UTMALDG")]
+    return Kernel(kernel.name, kernel.sha256, kernel.registers, kernel.spill_bytes, kernel.shared_bytes, *counts)
+
+
+def _store_report(name: str, library: Library, cases: Sequence[Case], tell: Tell) -> str:
+    """Too large for git: it stays under build/, and its path goes into the record."""
+    path = builds.KEPT / f"{re.sub(r'[^A-Za-z0-9._-]', '_', name)}.ncu-rep"
+    tell(f"full report: {path} …")
+    profiling.store_report(library, cases, path)
+    return str(path.relative_to(builds.ROOT))
+
+
+def _nvcc_version() -> str | None:
+    sys.path.insert(0, str(builds.ROOT / "csrc" / "kernels"))
+    import build  # csrc/kernels/build.py, which is no part of the package
+
+    nvcc = build.find_nvcc()
+    return build.nvcc_version(nvcc) if nvcc else None
+
+
+def _now() -> str:
+    return datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
