@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -94,6 +95,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (loop.Refused, BuildFailed, NoCounters, ValueError, OSError, RuntimeError) as error:
         print(f"dhp_safe_fa.burn: {error}", file=sys.stderr)
         return 2
+    except Exception:  # Python itself would exit with 1, which is a verdict
+        traceback.print_exc()
+        return 2
     return 0
 
 
@@ -106,12 +110,10 @@ def _iterate(args: argparse.Namespace) -> int:
 
     plan = loop.Plan(log=args.log, name=args.name, full=args.full, shapes=args.shapes)
     if args.command == "run":
-        plan = loop.Plan(
-            **vars(plan) | {"hypothesis": args.hypothesis, "prediction": args.predict},
-            milestones=args.milestone,
-            against=args.against,
-        )
-    record = loop.run(plan, tell) if args.command == "run" else loop.baseline(plan, tell)
+        change = loop.Change(args.hypothesis, args.predict, args.milestone, args.against)
+        record = loop.run(plan, change, tell)
+    else:
+        record = loop.baseline(plan, tell)
     show.show_record(record, show.make_console())
     return EXIT_CODES[record.decision] if record.decision else 0
 

@@ -41,7 +41,7 @@ def commit() -> str:
     """
     if (ROOT / ".git").exists():
         if changed := git("status", "--porcelain", "--", *SOURCES):
-            files = ", ".join(line[3:] for line in changed.splitlines()[:3])
+            files = ", ".join(line.split(maxsplit=1)[1] for line in changed.splitlines()[:3])
             raise BuildFailed(f"uncommitted changes ({files}): commit them first, so that they can be built again")
         return git("rev-parse", "--verify", "HEAD")
     given = os.environ.get("DHP_SAFE_FA_COMMIT", "")

@@ -71,4 +71,4 @@ def _other_kernels(rows: list[dict[str, Any]], cubins: Mapping[str, str]) -> str
     """What is wrong if a report is not about exactly these cubins: by their hashes where it has them, else by name."""
     hashes = {row["cubin_sha256"] for row in rows if row.get("cubin_sha256")}
     judged, expected = (hashes, set(cubins.values())) if hashes else ({row["subject"] for row in rows}, set(cubins))
-    return "" if judged == expected else f"it judged {len(judged)} kernels, which are not the {len(expected)} of this build"
+    return "" if judged == expected else f"it judged {len(judged)} kernels, not the {len(expected)} of this build"

@@ -35,17 +35,23 @@ class Refused(Exception):
 
 
 @dataclass(frozen=True)
+class Change:
+    """What the user changed and why. against: the iteration to compare with; None: the previous best."""
+
+    hypothesis: str
+    prediction: str
+    milestones: Sequence[str] = ()
+    against: str | None = None
+
+
+@dataclass(frozen=True)
 class Plan:
-    """What the user asked for. full: every shape and peer, gates in full, a report for ncu-ui; else quick."""
+    """What is to be timed. full: every shape and peer, gates in full, a report for ncu-ui; else quick."""
 
     log: Path
     name: str
     full: bool
     shapes: Sequence[str] | None
-    hypothesis: str | None = None
-    prediction: str | None = None
-    milestones: Sequence[str] = ()
-    against: str | None = None
 
     def cases(self) -> list[Case]:
         """ValueError about a word that cannot be read."""
@@ -59,7 +65,7 @@ class Plan:
         return {"full": self.full, "shapes": shapes, "blocks": blocks, **vars(self.settings())}
 
 
-def run(plan: Plan, tell: Tell) -> Record:
+def run(plan: Plan, change: Change, tell: Tell) -> Record:
     """One iteration: build, gates, counters, times, verdict, record.
 
     Raises:
@@ -67,6 +73,9 @@ def run(plan: Plan, tell: Tell) -> Record:
     """
     builds.check_checkout()
     log, here, cases = _open(plan)
+    best = log.find(change.against) if change.against else log.best()
+    if best and (best.library_sha256 is None or best.commit is None):
+        raise Refused(f"--against {best.name}: it is no run of the loop, so there is no build of it to compare with")
     commit = builds.commit()
     tell("building …")
     builds.build_current()
@@ -74,9 +83,6 @@ def run(plan: Plan, tell: Tell) -> Record:
     cases, left_out = _served(ours, cases)
     for sentence in left_out:
         tell(sentence)
-    best = log.find(plan.against) if plan.against else log.best()
-    if best and (best.library_sha256 is None or best.commit is None):
-        raise Refused(f"--against {best.name}: it is no run of the loop, so there is no build of it to compare with")
     previous = _build_of(best)
 
     gates = gating.run_all(GATES[:1], ours.cubins(), not plan.full, tell)
@@ -103,8 +109,8 @@ def run(plan: Plan, tell: Tell) -> Record:
         commit=commit,
         chip=here,
         settings=plan.recorded_settings(measuring.BLOCKS),
-        hypothesis=plan.hypothesis,
-        prediction=plan.prediction,
+        hypothesis=change.hypothesis,
+        prediction=change.prediction,
         nvcc=_nvcc_version(),
         library_sha256=ours.sha256,
         kernels=[_kernel(kernel) for kernel in ours.kernels],
@@ -114,7 +120,7 @@ def run(plan: Plan, tell: Tell) -> Record:
         report=report,
         wrong=wrong,
         shapes=shapes,
-        milestones=list(plan.milestones),
+        milestones=list(change.milestones),
     )
     record.milestones.extend(name for name in milestones.counted(record) if name not in record.milestones)
     records.append(plan.log, record)
@@ -192,7 +198,7 @@ def _measure(plan: Plan, cases: Sequence[Case], ours: Library, previous: Library
     peers = [peer for peer in everybody if plan.full or peer.name not in SLOW_PEERS]
     both = [Candidate(OURS, ours.attend)]
     if previous:
-        both += [Candidate(PREVIOUS, previous.attend), Candidate(AGAIN, measuring.Twin(ours).library.attend)]
+        both += [Candidate(PREVIOUS, previous.attend), Candidate(AGAIN, measuring.twin(ours).attend)]
     # a shape that the previous best does not serve is compared with the peers alone
     new = set(cases) - set(_served(previous, cases)[0]) if previous else set()
 

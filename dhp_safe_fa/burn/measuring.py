@@ -32,14 +32,12 @@ def interleaved(builds: Sequence[Candidate], peers: Sequence[Candidate], block: 
     return [*builds[first:], *builds[:first], *(peers if block % PEER_STRIDE == 0 else ())]
 
 
-class Twin:
+def twin(library: Library) -> Library:
     """A second copy of a library: the dynamic linker loads it anew, so its kernels get other places in memory."""
-
-    def __init__(self, library: Library) -> None:
-        self._folder = tempfile.TemporaryDirectory()
+    with tempfile.TemporaryDirectory() as folder:  # what is loaded does not need its file any more
         for name in (LIBRARY, HEADER):
-            shutil.copy(library.path.parent / name, self._folder.name)
-        self.library = Library(Path(self._folder.name))
+            shutil.copy(library.path.parent / name, folder)
+        return Library(Path(folder))
 
 
 def measure_all(

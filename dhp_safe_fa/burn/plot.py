@@ -94,8 +94,8 @@ def _ratio(axes: Axes, records: Sequence[Record], cases: Sequence[str]) -> None:
         else:
             _mark(axes, x, value, record)
     axes.axhline(1, color="black", linewidth=0.8)
-    axes.set_title(
-        "best peer's time by ours, same shapes, same run (an estimated FlashAttention-3 counts); dotted: stopped by a gate or a wrong output", fontsize=9)
+    title = "best peer's time by ours, same run, same shapes (an estimated FlashAttention-3 counts)"
+    axes.set_title(f"{title}; dotted: stopped by a gate or a wrong output", fontsize=9)
     _finish(axes, [record.name for record in records], "× best peer")
 
 

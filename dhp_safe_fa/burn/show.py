@@ -99,11 +99,11 @@ def show_comparison(a: Record, b: Record, console: Console) -> None:
     for what in ("gpu", "driver", "torch"):
         one, other = (getattr(record.chip, what) for record in (a, b))
         if one != other:
-            raise LogError(f"'{a.name}' was measured with {what} {one}, '{b.name}' with {other}: times do not compare")
+            raise LogError(f"'{a.name}' was measured with {what} {one}, '{b.name}' with {other}: no comparison")
     cases = list(cases_in_common([a, b]))
     if not cases:
         raise LogError(f"'{a.name}' and '{b.name}' have no shape in common")
-    table = Table(caption="× best peer: its time by ours in the same run; TFLOP/s of different runs differ by per cents")
+    table = Table(caption="× best peer: its time by ours in the same run; TFLOP/s of two runs differ by per cents")
     names = [escape(record.name) for record in (a, b)]
     heads = ["B,H,S,D", *(f"{n}\nTFLOP/s" for n in names), "second\nby first", *(f"{n}\n× best peer" for n in names)]
     for number, head in enumerate(heads):

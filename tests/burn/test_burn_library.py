@@ -1,0 +1,165 @@
+"""Builds called through the C ABI: structs as the C compiler lays them out, several builds at once, and kept ones."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import shlex
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from dhp_safe_fa import _inspect
+from dhp_safe_fa.bench import Candidate, Case, Settings
+from dhp_safe_fa.burn import abi, builds, measuring
+from dhp_safe_fa.burn.library import HEADER, LIBRARY, Library
+
+BUILT = builds.ROOT / "dhp_safe_fa" / LIBRARY
+H = builds.ROOT / "csrc" / HEADER
+
+
+@pytest.fixture
+def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Library:
+    monkeypatch.setattr(builds, "KEPT", tmp_path / "kept")
+    return builds.keep(BUILT, H)
+
+
+def test_layout_is_the_c_compilers(tmp_path: Path) -> None:
+    """Sizes and offsets of every struct of the header, printed by a C program."""
+    header = abi.parse(H.read_text())
+    expected, lines = [], []
+    for name, struct in header.structs.items():
+        expected.append(f"{name} {ctypes.sizeof(struct)}")
+        lines.append(f'printf("{name} %zu\\n", sizeof({name}));')
+        for field, _ in struct._fields_:  # type: ignore[misc]
+            expected.append(f"{name}.{field} {getattr(struct, field).offset}")
+            lines.append(f'printf("{name}.{field} %zu\\n", offsetof({name}, {field}));')
+    for name, value in header.enumerators.items():
+        expected.append(f"{name} {value}")
+        lines.append(f'printf("{name} %d\\n", (int){name});')
+    program = tmp_path / "layout.c"
+    program.write_text(f'#include <stdio.h>\n#include "{H}"\nint main(void) {{\n{chr(10).join(lines)}\nreturn 0; }}\n')
+    compiler = shlex.split(os.environ.get("CC", "cc"))
+    subprocess.run([*compiler, str(program), "-o", str(tmp_path / "layout")], check=True)
+    printed = subprocess.run([str(tmp_path / "layout")], capture_output=True, text=True, check=True).stdout
+    assert printed.splitlines() == expected
+    assert {"dhp_attention", "dhp_tensor", "dhp_plan", "dhp_kernel_info", "dhp_error"} <= header.structs.keys()
+
+
+def test_a_header_that_cannot_be_read() -> None:
+    with pytest.raises(ValueError, match="struct s: cannot read the field 'long double x'"):
+        abi.parse("typedef struct s { long double x; } s;")
+
+
+def test_runs_beside_the_operator(library: Library, rng: torch.Generator) -> None:
+    twin = measuring.twin(library)
+    q, k, v = (torch.randn(2, 3, 70, 32, generator=rng) for _ in range(3))
+    for causal in (False, True):
+        expected = F.scaled_dot_product_attention(q, k, v, is_causal=causal)
+        ours = library.attend(q, k, v, causal)
+        torch.testing.assert_close(ours, expected, atol=2e-5, rtol=0)
+        assert torch.equal(ours, twin.attend(q, k, v, causal))
+    assert twin._core._handle != library._core._handle
+
+
+def test_refuses_like_the_library(library: Library) -> None:
+    with pytest.raises(RuntimeError, match="head_dim 300"):
+        library.attend(*(torch.randn(1, 1, 8, 300) for _ in range(3)), False)
+    with pytest.raises(ValueError, match="head_dim 12"):
+        library.launch(Case(1, 1, 8, 12, False, "float16"))
+
+
+def test_kernels_are_the_shipped_ones(library: Library) -> None:
+    shipped = {str(kernel["name"]): str(kernel["cubin_sha256"]) for kernel in _inspect.kernels()}
+    assert library.cubins() == shipped
+    for kernel in library.kernels:
+        stored = library.path.parent / f"{kernel.name}.cubin"
+        assert hashlib.sha256(stored.read_bytes()).hexdigest() == kernel.sha256
+
+
+@pytest.mark.skipif(not _inspect.kernels(), reason="this build has no GPU kernels: nvcc was not found")
+def test_launches_are_told_apart(library: Library) -> None:
+    case = Case(1, 8, 512, 64, False, "float16")
+    assert library.launch(case) == library.launch(Case(1, 8, 512, 64, True, "float16"))
+    assert library.launch(case) != library.launch(Case(1, 8, 1024, 64, False, "float16"))
+    plan = _inspect.plan(case.shape, case.shape, "float16")
+    assert plan is not None and f"grid {plan['grid']}," in library.launch(case)
+
+
+def test_another_signature_is_not_called(tmp_path: Path) -> None:
+    shutil.copy(BUILT, tmp_path)
+    (tmp_path / HEADER).write_text(H.read_text().replace("int device, void *stream", "void *stream, int device"))
+    with pytest.raises(ValueError, match="dhp_attention_cuda is declared differently"):
+        Library(tmp_path)
+
+
+def test_a_kept_build_is_found_again(library: Library) -> None:
+    assert library.path.parent.name == library.sha256
+    again = builds.kept("x", library.sha256, "no commit", library.cubins())
+    assert again.path == library.path
+
+
+def test_a_kept_build_with_other_cubins_is_refused(library: Library) -> None:
+    with pytest.raises(builds.BuildFailed, match="the cubins are not those of its record"):
+        builds.kept("x", library.sha256, "0" * 40, {"fwd": "00" * 32})
+    assert not library.path.exists()
+
+
+def test_a_missing_build_without_history(library: Library, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(builds, "ROOT", tmp_path)
+    with pytest.raises(builds.BuildFailed, match=r"'x': its build is not in .* without git history"):
+        builds.kept("x", "0" * 64, "0" * 40, {})
+
+
+def test_the_commit_of_a_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(builds, "ROOT", tmp_path)
+    monkeypatch.setenv("DHP_SAFE_FA_COMMIT", "ab" * 20)
+    assert builds.commit() == "ab" * 20
+    monkeypatch.setenv("DHP_SAFE_FA_COMMIT", "yesterday")
+    with pytest.raises(builds.BuildFailed, match="DHP_SAFE_FA_COMMIT is 'yesterday'"):
+        builds.commit()
+
+
+def test_uncommitted_sources_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def git(*arguments: str) -> None:
+        who = ["-c", "user.name=a", "-c", "user.email=a@b"]
+        subprocess.run(["git", "-C", str(tmp_path), *who, *arguments], check=True)
+
+    monkeypatch.setattr(builds, "ROOT", tmp_path)
+    (tmp_path / "csrc").mkdir()
+    (tmp_path / "csrc" / "kernel.cu").write_text("1\n")
+    git("init", "--quiet")
+    git("add", "--all")
+    git("commit", "--quiet", "--message", "1")
+    assert len(builds.commit()) == 40
+    (tmp_path / "README.md").write_text("other files may change\n")
+    assert len(builds.commit()) == 40
+    (tmp_path / "csrc" / "kernel.cu").write_text("2\n")
+    with pytest.raises(builds.BuildFailed, match=r"uncommitted changes \(csrc/kernel.cu\)"):
+        builds.commit()
+
+
+def test_times_of_two_builds_on_the_cpu(library: Library) -> None:
+    """The measuring itself, with real times: every block has every build, and peers come in every third."""
+    twin = measuring.twin(library)
+    both = [Candidate("ours", library.attend), Candidate("again", twin.attend)]
+    peer = [Candidate("math", lambda q, k, v, c: F.scaled_dot_product_attention(q, k, v, is_causal=c))]
+    seen: list[str] = []
+
+    def lineup(case: Case, block: int) -> list[Candidate]:
+        order = measuring.interleaved(both, peer, block)
+        seen.append(" ".join(candidate.name for candidate in order))
+        return order
+
+    case = Case(1, 2, 40, 16, True, "float32")
+    (shape,) = measuring.measure_all([case], lineup, Settings(2, 0.1), 4, "cpu", {}, lambda: None)
+    assert seen == ["ours again math", "again ours", "ours again", "again ours math"]
+    assert shape.case == case.label
+    assert list(shape.us) == ["ours", "again", "math"]
+    assert all(us is not None and us > 0 for us in shape.us["ours"] + shape.us["again"])
+    assert [us is not None for us in shape.us["math"]] == [True, False, False, True]
