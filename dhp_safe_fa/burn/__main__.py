@@ -65,6 +65,11 @@ def parser() -> argparse.ArgumentParser:
     imports.add_argument("name")
     imports.add_argument("commit", help=f"a commit whose {stored.RESULT} is taken")
 
+    build = commands.add_parser(
+        "build", help="put the build of an iteration into build/burn/, to carry it to a machine without git history"
+    )
+    build.add_argument("name")
+
     log = commands.add_parser("log", help="the table, or everything about one iteration")
     log.add_argument("name", nargs="?")
     log.add_argument("--milestones", action="store_true", help="which iteration answers which milestone")
@@ -127,6 +132,9 @@ def _look(args: argparse.Namespace, log: records.Log) -> None:
         show.show_record(log.find(args.name), console)
     elif args.command == "log":
         show.show_log(log.records, quoted.load(), console)
+    elif args.command == "build":
+        library = loop.build_of(log.find(args.name))
+        console.print(f"{library.path.parent} holds the build of {args.name}", markup=False, soft_wrap=True)
     elif args.command == "compare":
         show.show_comparison(log.find(args.a), log.find(args.b), console)
     elif args.command == "roofline":

@@ -74,16 +74,14 @@ def run(plan: Plan, change: Change, tell: Tell) -> Record:
     builds.check_checkout()
     log, here, cases = _open(plan)
     best = log.find(change.against) if change.against else log.best()
-    if best and (best.library_sha256 is None or best.commit is None):
-        raise Refused(f"--against {best.name}: it is no run of the loop, so there is no build of it to compare with")
     commit = builds.commit()
     tell("building …")
     builds.build_current()
     ours = builds.current()
+    previous = build_of(best) if best else None
     cases, left_out = _served(ours, cases)
     for sentence in left_out:
         tell(sentence)
-    previous = _build_of(best)
 
     gates = gating.run_all(GATES[:1], ours.cubins(), not plan.full, tell)
     profiles, report, shapes, wrong = None, None, [], None
@@ -159,12 +157,12 @@ def _open(plan: Plan) -> tuple[records.Log, records.Chip | None, list[Case]]:
     return log, here, cases
 
 
-def _build_of(best: Record | None) -> Library | None:
-    if best is None:
-        return None
-    assert best.library_sha256 and best.commit  # run() refused a record without them
-    cubins = {kernel.name: kernel.cubin_sha256 for kernel in best.kernels}
-    return builds.kept(best.name, best.library_sha256, best.commit, cubins)
+def build_of(record: Record) -> Library:
+    """The build of an iteration. Refused if the record names none; BuildFailed if it cannot be had."""
+    if record.kind != "run" or record.library_sha256 is None or record.commit is None:
+        raise Refused(f"'{record.name}' is no run of the loop: there is no build of it")
+    cubins = {kernel.name: kernel.cubin_sha256 for kernel in record.kernels}
+    return builds.kept(record.name, record.library_sha256, record.commit, cubins)
 
 
 def _failed(gates: Sequence[Gate]) -> bool:

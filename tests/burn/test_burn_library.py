@@ -125,21 +125,42 @@ def test_the_commit_of_a_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         builds.commit()
 
 
-def test_uncommitted_sources_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def git(*arguments: str) -> None:
-        who = ["-c", "user.name=a", "-c", "user.email=a@b"]
-        subprocess.run(["git", "-C", str(tmp_path), *who, *arguments], check=True)
+@pytest.fixture
+def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A checkout of one commit, whose setup.py builds by copying the library of this build."""
+    folder = tmp_path / "repository"
+    for name, text in (
+        ("csrc/kernel.cu", "1\n"),
+        (f"csrc/{HEADER}", H.read_text()),
+        ("setup.py", f"import shutil\nshutil.copy({str(BUILT)!r}, 'dhp_safe_fa')\n"),
+        ("dhp_safe_fa/__init__.py", ""),
+    ):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    who = ["-c", "user.name=a", "-c", "user.email=a@b"]
+    for arguments in (["init", "--quiet"], ["add", "--all"], ["commit", "--quiet", "--message", "1"]):
+        subprocess.run(["git", "-C", str(folder), *who, *arguments], check=True)
+    monkeypatch.setattr(builds, "ROOT", folder)
+    return folder
 
-    monkeypatch.setattr(builds, "ROOT", tmp_path)
-    (tmp_path / "csrc").mkdir()
-    (tmp_path / "csrc" / "kernel.cu").write_text("1\n")
-    git("init", "--quiet")
-    git("add", "--all")
-    git("commit", "--quiet", "--message", "1")
+
+def test_a_missing_build_is_made_again_from_its_commit(library: Library, repository: Path) -> None:
+    commit = builds.commit()
+    (repository / "setup.py").write_text("raise SystemExit('the sources of today do not build')\n")
+    again = builds.kept("x", "ab" * 32, commit, library.cubins())
+    assert again.path.parent.name == "ab" * 32
+    assert again.cubins() == library.cubins()
+    with pytest.raises(builds.BuildFailed, match=r"(?s)the current sources cannot be built:.*do not build"):
+        builds.build_current()
+    with pytest.raises(builds.BuildFailed, match="git archive failed"):
+        builds.kept("x", "cd" * 32, "0" * 40, library.cubins())
+
+
+def test_uncommitted_sources_are_refused(repository: Path) -> None:
     assert len(builds.commit()) == 40
-    (tmp_path / "README.md").write_text("other files may change\n")
+    (repository / "README.md").write_text("other files may change\n")
     assert len(builds.commit()) == 40
-    (tmp_path / "csrc" / "kernel.cu").write_text("2\n")
+    (repository / "csrc" / "kernel.cu").write_text("2\n")
     with pytest.raises(builds.BuildFailed, match=r"uncommitted changes \(csrc/kernel.cu\)"):
         builds.commit()
 
