@@ -16,7 +16,7 @@ else
   VENV := .venv/ready
 endif
 
-.PHONY: help build cubins test bench gates evidence peers sanitize lint format clean
+.PHONY: help build cubins test bench gates evidence peers burn sanitize lint format clean
 
 help: ## list the targets
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1|/' | awk -F'|' '{printf "  make %-8s %s\n", $$1, $$2}'
@@ -41,6 +41,9 @@ evidence: build ## all gates at full length, stored in audits/evidence.json (nee
 
 peers: build ## the same gates, quick, on torch's attention and FlashAttention-3: audits/peers.md (needs a Hopper GPU)
 	@$(PYTHON) -m dhp_safe_fa.gates peers $(ARGS)
+
+burn: build ## the log of iterations; ARGS="run NAME ..." makes one (docs/burn.md)
+	@$(PYTHON) -m dhp_safe_fa.burn $(or $(ARGS),log)
 
 sanitize: build ## compute-sanitizer over every GPU kernel (needs a Hopper GPU)
 	@for call in "memcheck" "synccheck" "racecheck --may-fail-closed"; do \

@@ -58,7 +58,8 @@ class Plan:
         return select(self.shapes or ["start", "sweep"], None, "cuda", quick=not self.full)
 
     def settings(self) -> Settings:
-        return Settings(rounds=5, sample_ms=10) if self.full else Settings(rounds=3, sample_ms=4)
+        """An even number of rounds: as many forwards as backwards."""
+        return Settings(rounds=6, sample_ms=10) if self.full else Settings(rounds=4, sample_ms=4)
 
     def recorded_settings(self, blocks: int) -> dict[str, Any]:
         shapes = list(self.shapes) if self.shapes else None

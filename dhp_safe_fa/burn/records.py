@@ -77,6 +77,7 @@ class Profile:
 @dataclass(frozen=True)
 class Shape:
     """Times of one case by graph replay: µs per call, for each candidate one number a block; None: not in that block.
+    Ours is in every block.
 
     launch: what ours and previous launched. absent: why a candidate has no times.
     """
@@ -113,8 +114,10 @@ class Shape:
         return min(ratios, key=lambda pair: pair[1], default=None)
 
     def timed(self) -> verdict.Timed:
-        """For the verdict, of a shape that was timed against the previous best: every block has all three builds."""
-        ours, previous, again = ([v for v in self.us[name] if v is not None] for name in (OURS, PREVIOUS, AGAIN))
+        """For the verdict: the blocks of the builds, of a shape that was timed against the previous best."""
+        rows = zip(*(self.us[name] for name in (OURS, PREVIOUS, AGAIN)), strict=True)
+        blocks = [[us for us in row if us is not None] for row in rows if None not in row]
+        ours, previous, again = zip(*blocks, strict=True)
         return verdict.Timed(self.case, ours, previous, again, self.launch[OURS] == self.launch[PREVIOUS])
 
     def derived(self) -> dict[str, Any]:
@@ -236,9 +239,11 @@ def _check(record: Record) -> None:
             refuse(f"shape '{shape.case}' is not a case with equally many blocks for every candidate")
         if any(value is not None and not value > 0 for values in shape.us.values() for value in values):
             refuse(f"{shape.case}: a time is not above 0")
-        compared = () if record.kind == "baseline" else (OURS, PREVIOUS, AGAIN) if PREVIOUS in shape.us else (OURS,)
-        if any(None in shape.us.get(name, [None]) for name in compared):
-            refuse(f"{shape.case}: a block lacks a time of {' or '.join(compared)}")
+        if record.kind != "baseline" and None in shape.us.get(OURS, [None]):
+            refuse(f"{shape.case}: a block lacks a time of ours")
+        holes = [[us is None for us in shape.us.get(name, [])] for name in (PREVIOUS, AGAIN)]
+        if holes[0] != holes[1] or (holes[0] and all(holes[0])):
+            refuse(f"{shape.case}: {PREVIOUS} and {AGAIN} were not timed in the same blocks")
         if PREVIOUS in shape.us and not {OURS, PREVIOUS} <= shape.launch.keys():
             refuse(f"{shape.case}: what was launched is not recorded")
     if record.shapes and record.kind == "run" and bool(record.parent) != any(PREVIOUS in s.us for s in record.shapes):

@@ -1,8 +1,8 @@
 """Proceed, roll back or undecided: decided from measured blocks and gate verdicts alone, by rules that fit on a page.
 
-A block times every candidate afresh (new inputs, new CUDA graphs), all of them in turn. For each block and shape
-there are two ratios: previous / ours, and again / ours, where `again` is a second copy of the very same build: by what
-that one differs from 1 is noise.
+A block times our build, the previous best and `again` in turn, afresh: new inputs, new CUDA graphs. For each block
+and shape there are two ratios: previous / ours, and again / ours, where `again` is a second copy of our very build: by
+what that one differs from 1 is noise.
 
 - The ratio of a block is the geometric mean over the shapes. The result is the median over the blocks, and its spread
   is a distribution-free interval of that median (Gibbons and Chakraborti, Nonparametric Statistical Inference, 5.2): of

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-from dhp_safe_fa.burn.measuring import BLOCKS
+from dhp_safe_fa.burn.measuring import BLOCKS, PEER_STRIDE
 from dhp_safe_fa.burn.records import GATES, Chip, Gate, Kernel, Log, Profile, Record, Shape
 
 H100 = Chip("NVIDIA H100 80GB HBM3", 132, 1980, 3352.0, "700.00 W", "580.1", "13.0", 91900, "2.11.0+cu130")
@@ -41,9 +41,13 @@ def shapes(rng: random.Random, gain: float = 1.0, *, same: bool = False, cases: 
             "ours": blocks(rng, 100.0 + i, clock),
             "previous": blocks(rng, (100.0 + i) * gain, clock),
             "again": blocks(rng, 100.0 + i, clock),
-            "cudnn": [90.0 if block % 3 == 0 else None for block in range(BLOCKS)],
-            "flash": [150.0 if block % 3 == 0 else None for block in range(BLOCKS)],
+            "cudnn": [90.0] * BLOCKS,
+            "flash": [150.0] * BLOCKS,
         }
+        for name, times in us.items():
+            for block in range(BLOCKS):
+                if name != "ours" and (block % PEER_STRIDE == 0) != (name in ("cudnn", "flash")):
+                    times[block] = None
         launch = {"ours": "cubin a, grid 1", "previous": "cubin a, grid 1" if same else "cubin b, grid 1"}
         found.append(Shape(case, us, launch=launch))
     return found

@@ -38,9 +38,8 @@ def measured(ours: Attend, previous: Attend, again: Attend, cases: Sequence[Case
     def lineup(case: Case, block: int) -> list[Candidate]:
         return measuring.interleaved(builds_timed, [], block)
 
-    shapes = measuring.measure_all(
-        cases, lineup, Settings(rounds=3, sample_ms=4), measuring.BLOCKS, "cuda", {}, lambda: None
-    )
+    settings = Settings(rounds=4, sample_ms=4)
+    shapes = measuring.measure_all(cases, lineup, settings, measuring.BLOCKS, "cuda", {}, lambda: None)
     for shape in shapes:
         shape.launch.update(ours="one", previous="other")
     found = verdict.judge(PASSED, GATES, [shape.timed() for shape in shapes])

@@ -77,6 +77,8 @@ def test_figures() -> None:
         (lambda d: d["shapes"][0]["derived"]["ratio"].update(cudnn=2.0), "do not follow from its times"),
         (lambda d: d["shapes"][0]["us"]["ours"].__setitem__(0, 1.0), "do not follow from its times"),
         (lambda d: d["shapes"][0]["us"]["ours"].__setitem__(0, None), "a block lacks a time"),
+        (lambda d: d["shapes"][0]["us"]["again"].__setitem__(1, None), "not timed in the same blocks"),
+        (lambda d: d["shapes"][0]["us"].pop("again"), "not timed in the same blocks"),
         (lambda d: d["shapes"][0]["us"]["ours"].pop(), "equally many blocks"),
         (lambda d: d["shapes"][0]["us"]["ours"].__setitem__(0, -1.0), "not above 0"),
         (lambda d: d["shapes"][0].update(launch={}), "what was launched"),
