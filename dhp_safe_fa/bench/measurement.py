@@ -20,11 +20,13 @@ class WrongResult(Exception):
 
 @dataclass(frozen=True)
 class Settings:
-    """rounds: samples of each candidate. sample_ms: length of one. cold: inputs rotate so that L2 never holds them."""
+    """rounds: samples of each candidate. sample_ms: length of one. cold: inputs rotate so that L2 never holds them.
+    eager: eager calls are timed beside CUDA graphs, and not only where there is no graph."""
 
     rounds: int = 7
     sample_ms: float = 20.0
     cold: bool = False
+    eager: bool = True
 
 
 DEFAULT_SETTINGS = Settings()
@@ -36,7 +38,7 @@ class _Runner:
 
     candidate: Candidate
     relative_error: float
-    eager: timing.Sampler
+    eager: timing.Sampler | None
     graph: timing.Sampler | None
     graph_reason: str | None
     eager_us: list[float]
@@ -46,11 +48,13 @@ class _Runner:
         with self.candidate.context():
             if self.graph:
                 self.graph_us.append(self.graph())
-            self.eager_us.append(self.eager())
+            if self.eager:
+                self.eager_us.append(self.eager())
 
     def outcome(self) -> Outcome:
         graph = Stats.of(self.graph_us) if self.graph_us else None
-        return Outcome(self.candidate.name, self.relative_error, graph, Stats.of(self.eager_us), self.graph_reason)
+        eager = Stats.of(self.eager_us) if self.eager_us else None
+        return Outcome(self.candidate.name, self.relative_error, graph, eager, self.graph_reason)
 
 
 def measure(
@@ -158,12 +162,13 @@ def _prepare(
     device: str,
 ) -> _Runner:
     call = _on_inputs(candidate, case, inputs)
-    graph, reason = None, None
+    graph, eager, reason = None, None, None
     with candidate.context():
         if device == "cuda":
             try:
                 graph = timing.graph_sampler(call, settings.sample_ms, len(inputs))
             except RuntimeError as error:
                 reason = f"no CUDA graph, eager times compared: {one_line(error)}"
-        eager = timing.eager_sampler(call, settings.sample_ms, device)
+        if settings.eager or graph is None:
+            eager = timing.eager_sampler(call, settings.sample_ms, device)
     return _Runner(candidate, relative_error, eager, graph, reason, [], [])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.backend_bases import FigureCanvasBase
@@ -75,19 +76,21 @@ def _speed(axes: Axes, records: Sequence[Record], cases: Sequence[str]) -> None:
     for label in cases:
         case = parse_case(label, "")
         groups.setdefault(f"head_dim {case.head_dim}, {case.mask}", []).append(label)
-    for name, members in groups.items():
+    for number, (name, members) in enumerate(groups.items()):
         values = [record.geomean_tflops(OURS, members) or math.nan for record in records]
-        axes.plot(range(len(records)), values, marker=".", label=name)
-    axes.set_title(f"geometric means over the {len(cases)} shapes that all iterations have", fontsize=9)
+        _segments(axes, records, values, marker=".", color=f"C{number}")
+        axes.plot([], [], marker=".", color=f"C{number}", label=name)
+    title = f"geometric means over the {len(cases)} shapes that all iterations have"
+    axes.set_title(f"{title}; a line ends where times began to be taken differently", fontsize=9)
     axes.set_ylim(bottom=0)
     if groups:
-        axes.legend(fontsize=8)
+        axes.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))
     _finish(axes, [record.name for record in records], "TFLOP/s")
 
 
 def _ratio(axes: Axes, records: Sequence[Record], cases: Sequence[str]) -> None:
     values = [record.geomean_ratio("best", cases) or math.nan for record in records]
-    axes.plot(range(len(records)), values, color="lightgray", zorder=0)
+    _segments(axes, records, values, color="lightgray", zorder=0)
     for x, (record, value) in enumerate(zip(records, values, strict=True)):
         if math.isnan(value):  # stopped before anything was timed
             axes.axvline(x, color=_colour(record), linestyle=":")
@@ -97,6 +100,15 @@ def _ratio(axes: Axes, records: Sequence[Record], cases: Sequence[str]) -> None:
     title = "best peer's time by ours, same run, same shapes (an estimated FlashAttention-3 counts)"
     axes.set_title(f"{title}; dotted: stopped by a gate or a wrong output", fontsize=9)
     _finish(axes, [record.name for record in records], "× best peer")
+
+
+def _segments(axes: Axes, records: Sequence[Record], values: Sequence[float], **style: Any) -> None:
+    """A line that joins only what was measured alike: the same kind of record, with samples of the same length."""
+    ways = [(record.kind, record.settings.get("sample_ms")) for record in records if record.shapes]
+    places = [(x, value) for x, (record, value) in enumerate(zip(records, values, strict=True)) if record.shapes]
+    for way in dict.fromkeys(ways):
+        points = [point for point, its in zip(places, ways, strict=True) if its == way]
+        axes.plot([x for x, _ in points], [value for _, value in points], **style)
 
 
 def _mark(axes: Axes, x: int, y: float, record: Record) -> None:

@@ -27,6 +27,7 @@ def show_log(records: Sequence[Record], quoted: Sequence[Quoted], console: Conso
     """A row an iteration, the original project's quoted ones first."""
     table = Table(
         caption="TFLOP/s, × best peer: geometric means over the iteration's own shapes (compare: two, shape by shape)\n"
+        "gates: sass, counters, bitwise, timing; green passed, red failed, yellow gave no verdict, a dot was not run\n"
         f"quoted: by the original project, at {CASE}; nothing of it was measured here"
     )
     for column in ("iteration", "date", "commit"):

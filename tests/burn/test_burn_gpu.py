@@ -38,7 +38,7 @@ def measured(ours: Attend, previous: Attend, again: Attend, cases: Sequence[Case
     def lineup(case: Case, block: int) -> list[Candidate]:
         return measuring.interleaved(builds_timed, [], block)
 
-    settings = Settings(rounds=4, sample_ms=4)
+    settings = Settings(rounds=4, sample_ms=20, eager=False)
     shapes = measuring.measure_all(cases, lineup, settings, measuring.BLOCKS, "cuda", {}, lambda: None)
     for shape in shapes:
         shape.launch.update(ours="one", previous="other")

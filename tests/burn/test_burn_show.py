@@ -25,7 +25,7 @@ def path(tmp_path: Path) -> Path:
     shapes = [Shape(case, {"flash": [150.0], "cudnn": [90.0]}) for case in samples.CASES]
     append(log, Record("zero", "baseline", "2026-11-21", None, samples.H100, {}, shapes=shapes))
     append(log, samples.run("first", samples.alone(samples.shapes(rng))))
-    append(log, samples.run("faster", samples.shapes(rng, 1.08), log=load(log), milestones=["scheduling"]))
+    append(log, samples.run("faster", samples.shapes(rng, 1.08), log=load(log), milestones=["I5", "scheduling"]))
     append(log, samples.run("leak", [], log=load(log), gates=[Gate("sass", "FAIL", "k: address at 0x10")]))
     return log
 
@@ -44,7 +44,8 @@ def refused(path: Path, capsys: pytest.CaptureFixture[str], *arguments: str) -> 
 
 def test_log(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = shown(path, capsys, "log")
-    rows = {name: next(line for line in text.splitlines() if f"│ {name} " in line) for name in ("first", "faster", "leak")}
+    lines = text.splitlines()
+    rows = {name: next(line for line in lines if f"│ {name} " in line) for name in ("first", "faster", "leak")}
     assert "proceed" in rows["faster"] and "1.08" in rows["faster"] and "58.20" in rows["faster"]
     assert "roll back" in rows["leak"]
     for name in ("I4", "I5", "I7", "I8", "I9"):
