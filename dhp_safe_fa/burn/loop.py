@@ -58,8 +58,8 @@ class Plan:
         return select(self.shapes or ["start", "sweep"], None, "cuda", quick=not self.full)
 
     def settings(self) -> Settings:
-        """An even number of rounds: as many forwards as backwards. Samples as long as the benchmark's: in short ones a
-        kernel does not come to the clock that its own power draw allows it."""
+        """An even number of rounds: as many forwards as backwards. Samples as long as the benchmark's, so that
+        ratios to peers are of one kind."""
         return Settings(rounds=6 if self.full else 4, sample_ms=20, eager=False)
 
     def recorded_settings(self, blocks: int) -> dict[str, Any]:

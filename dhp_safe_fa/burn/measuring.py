@@ -17,8 +17,8 @@ from dhp_safe_fa.burn.records import AGAIN, OURS, PREVIOUS, Shape
 # Blocks of a run in which the builds are timed: nine let the interval of the median (see verdict.py) leave out one
 # outlier at each end.
 BUILD_BLOCKS = 9
-# Before every third of them, a block of our build and the peers. Not in the same block: whoever runs beside a heavy
-# peer is slower by up to a per cent, because the GPU's clock falls.
+# Before every third of them, a block of our build and the peers. Not in the same block: beside a heavy peer the
+# GPU's clock falls, and whoever is next to it loses.
 PEER_STRIDE = 4
 BLOCKS = BUILD_BLOCKS + BUILD_BLOCKS // (PEER_STRIDE - 1)
 # Digits that are kept of a time.
