@@ -3,10 +3,16 @@
     import dhp_safe_fa
     out = dhp_safe_fa.attention(q, k, v, is_causal=True)      # or torch.ops.dhp.attention(q, k, v, True)
 
-Importing the package registers ``torch.ops.dhp.attention`` and ``torch.ops.dhp.attention_lse``.
+    with dhp_safe_fa.policy("secure"):                        # every SDPA call of an unmodified model, or an error
+        model(tokens)
+
+Importing the package registers ``torch.ops.dhp.attention`` and ``torch.ops.dhp.attention_lse``. Imported on request:
+``dhp_safe_fa.integrations.transformers`` and ``dhp_safe_fa.integrations.dtensor``.
 """
 
 from dhp_safe_fa._ops import attention, attention_lse
+from dhp_safe_fa._policy import Call, Policy, policy, set_policy
+from dhp_safe_fa._sdpa import sdpa
 from dhp_safe_fa._version import __version__
 
-__all__ = ["__version__", "attention", "attention_lse"]
+__all__ = ["Call", "Policy", "__version__", "attention", "attention_lse", "policy", "sdpa", "set_policy"]

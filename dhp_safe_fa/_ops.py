@@ -16,16 +16,13 @@ from torch import Tensor
 
 ARGUMENTS = "Tensor q, Tensor k, Tensor v, bool is_causal=False, float? scale=None, int causal_offset=0"
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+CPU_MAX_HEAD_DIM = 256  # as in csrc/attention.c
 
 _library = torch.library.Library("dhp", "DEF")
 for _name, _returns in (("attention", "Tensor"), ("attention_lse", "(Tensor out, Tensor lse)")):
     _library.define(f"{_name}({ARGUMENTS}) -> {_returns}", tags=(torch.Tag.pt2_compliant_tag,))
     # No autograd kernel in between: the kernels, real and fake, refuse inputs that require grad themselves.
     _library.impl(_name, torch.library.fallthrough_kernel, "Autograd")
-
-
-def _refuse_transforms(*_arguments: object, **_keywords: object) -> NoReturn:
-    _refuse("torch.func transforms (grad, jvp, vmap) are not supported; batch along q's first dimension instead")
 
 
 def _refuse(sentence: str) -> NoReturn:
@@ -42,9 +39,6 @@ def _load() -> None:
 
 
 _load()
-for _name in ("attention", "attention_lse"):
-    # Without this, a transform would see a function that does not depend on its inputs.
-    _library.impl(_name, _refuse_transforms, "FuncTorchDynamicLayerFrontMode")
 
 
 # ---- fake kernels: shapes and strides without data --------------------------------------------------------------
@@ -121,6 +115,46 @@ def _autocast_rule(name: str, device_type: str) -> Callable[..., object]:
 for _name in ("attention", "attention_lse"):
     for _device_type, _key in (("cpu", "AutocastCPU"), ("cuda", "AutocastCUDA")):
         _library.impl(_name, _autocast_rule(_name, _device_type), _key)
+
+
+# ---- torch.func: vmap becomes more batches, what differentiates is refused ----------------------------------------
+
+
+def _transform_rule(name: str) -> Callable[..., object]:
+    operator = getattr(torch.ops.dhp, name)
+
+    def rule(q: Tensor, k: Tensor, v: Tensor, *arguments: object, **keywords: object) -> object:
+        from torch._functorch.pyfunctorch import VmapInterpreter, retrieve_current_functorch_interpreter
+
+        transform = retrieve_current_functorch_interpreter()
+        if not isinstance(transform, VmapInterpreter):
+            # The operators have no autograd kernel: differentiated, they would pass for constants.
+            _refuse("torch.func.grad and jvp are not supported, there is no backward yet; vmap is")
+        level, size = transform.level(), transform.batch_size()
+        unwrapped = [torch._C._functorch._unwrap_batched(tensor, level) for tensor in (q, k, v)]
+        with transform.lower():
+            if all(dim is None for _, dim in unwrapped):
+                return operator(q, k, v, *arguments, **keywords)
+
+            def mapped(tensor: Tensor, dim: int | None) -> Tensor:
+                """[N, B, ...], N being what vmap maps over."""
+                tensor = tensor.expand(size, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
+                if tensor.dim() != 5:
+                    _refuse(f"rank {tensor.dim() - 1} inside of vmap; expected 4 dimensions [B, H, S, D]")
+                return tensor
+
+            tensors = [mapped(*each) for each in unwrapped]
+            result = operator(*(tensor.flatten(0, 1) for tensor in tensors), *arguments, **keywords)
+            outputs = (result,) if isinstance(result, Tensor) else result
+            outputs = tuple(output.unflatten(0, tensors[0].shape[:2]) for output in outputs)
+        outputs = tuple(torch._C._functorch._add_batch_dim(output, 0, level) for output in outputs)
+        return outputs[0] if isinstance(result, Tensor) else outputs
+
+    return rule
+
+
+for _name in ("attention", "attention_lse"):
+    _library.impl(_name, _transform_rule(_name), "FuncTorchDynamicLayerFrontMode")
 
 
 # ---- what people call -------------------------------------------------------------------------------------------

@@ -1,0 +1,153 @@
+"""torch's scaled_dot_product_attention with our kernel behind it, and the question whether the kernel can serve a call.
+
+Both take the arguments of torch.nn.functional.scaled_dot_product_attention, and look at shapes, dtypes and flags only.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from dhp_safe_fa import _inspect
+from dhp_safe_fa._ops import CPU_MAX_HEAD_DIM, DTYPES, attention
+
+# NVIDIA's number for Hopper; the kernels are its machine code.
+HOPPER = (9, 0)
+
+
+def sdpa(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """:func:`dhp_safe_fa.attention` with the arguments of ``torch.nn.functional.scaled_dot_product_attention``.
+
+    Args:
+        query: [..., Hq, Sq, D]; dtypes and head_dims as :func:`dhp_safe_fa.attention`. Rank 2 is one head, rank 3 has
+            no batch, from rank 5 on all leading dimensions are batch.
+        key: [..., Hk, Sk, D], leading dimensions as query's.
+        value: [..., Hk, Sk, D].
+        attn_mask: must be None. is_causal, or the causal_offset of :func:`dhp_safe_fa.attention`, needs no mask.
+        dropout_p: must be 0.
+        is_causal: query i sees key j only if j <= i, counted from the first query and the first key.
+        scale: factor of the scores, finite and >= 0; 1/sqrt(D) by default.
+        enable_gqa: must be True where Hq differs from Hk; Hk then divides Hq.
+
+    Returns:
+        [..., Hq, Sq, D], query's dtype.
+
+    Raises:
+        RuntimeError: names the argument, what was given, what is supported and what to use instead.
+    """
+    reason = why_not(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+    if reason is not None:
+        raise RuntimeError(f"dhp_safe_fa.sdpa: {reason}")
+    return serve(query, key, value, is_causal, scale)
+
+
+def serve(query: Tensor, key: Tensor, value: Tensor, is_causal: bool, scale: float | None) -> Tensor:
+    """The call itself, for arguments that :func:`why_not` has no objection to."""
+    rank = query.dim()
+    if rank == 4:
+        return attention(query, key, value, is_causal=is_causal, scale=scale)
+    if rank < 4:
+        q, k, v = (t[(None,) * (4 - rank)] for t in (query, key, value))
+    else:
+        q, k, v = (t.flatten(0, rank - 4) for t in (query, key, value))
+    return attention(q, k, v, is_causal=is_causal, scale=scale).reshape(query.shape)
+
+
+def why_not(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> str | None:
+    """Why dhp does not serve this call of scaled_dot_product_attention, in one sentence; None if it does."""
+    if attn_mask is not None:
+        return (
+            "attn_mask: given; supported: None, with is_causal=True for the causal mask, "
+            "or dhp_safe_fa.attention with causal_offset where queries follow a cache"
+        )
+    if dropout_p > 0:
+        return f"dropout_p: {dropout_p:g}; supported: 0 (in evaluation, pass dropout_p=0.0)"
+    if torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad):
+        return "gradients: an input requires grad, and there is no backward yet; call it under torch.no_grad()"
+    return _wrong_place(query, key, value) or _wrong_shape(query, key, value, enable_gqa) or _wrong_scale(scale)
+
+
+def unsupported_gpu(device: torch.device | int) -> str | None:
+    """Why kernels of this build do not run on a CUDA device; None if they do."""
+    if not _inspect.kernels():
+        return "this build has no GPU kernels, because nvcc was not found when it was built"
+    gpu = torch.cuda.get_device_properties(device)
+    if (gpu.major, gpu.minor) != HOPPER:
+        return f"{gpu.name} has compute capability {gpu.major}.{gpu.minor}; supported: Hopper (9.0)"
+    return None
+
+
+def _wrong_place(query: Tensor, key: Tensor, value: Tensor) -> str | None:
+    """Device, layout, dtype, and the limits on head_dim that come with them."""
+    on = query.device.type
+    if key.device != query.device or value.device != query.device:
+        return f"device: query is on {query.device}, key on {key.device}, value on {value.device}; they must agree"
+    if on not in ("cpu", "cuda", "meta"):
+        return f"device: {on}; supported: cpu, and cuda on a Hopper GPU"
+    if query.is_nested or key.is_nested or value.is_nested:
+        return "query, key, value: a nested tensor; supported: strided tensors, one call for each length"
+    if query.layout != torch.strided or key.layout != torch.strided or value.layout != torch.strided:
+        return "query, key, value: a sparse tensor; supported: strided tensors"
+    dtypes = [query.dtype, key.dtype, value.dtype]
+    if torch.is_autocast_enabled(on):
+        dtypes = [torch.get_autocast_dtype(on) if dtype in DTYPES else dtype for dtype in dtypes]
+    if dtypes[1] != dtypes[0] or dtypes[2] != dtypes[0]:
+        return f"dtype: query {query.dtype}, key {key.dtype}, value {value.dtype}; they must agree"
+    if dtypes[0] not in DTYPES or (on == "cuda" and dtypes[0] == torch.float32):
+        return f"dtype: {dtypes[0]} on {on}; supported: float16, bfloat16, and on CPU float32"
+    head_dim = query.shape[-1] if query.dim() else 0
+    if on == "cuda":
+        gpu = unsupported_gpu(query.device)
+        if gpu is not None:
+            return f"device: {gpu}"
+        limit = int(_inspect.build_info()["max_head_dim_cuda"])
+        if not 1 <= head_dim <= limit or head_dim % 8 != 0:
+            return f"query: head_dim {head_dim}; supported on CUDA: multiples of 8 up to {limit}"
+    elif not 1 <= head_dim <= CPU_MAX_HEAD_DIM:
+        return f"query: head_dim {head_dim}; supported on CPU: 1 to {CPU_MAX_HEAD_DIM}"
+    return None
+
+
+def _wrong_shape(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> str | None:
+    q, k, v = query.shape, key.shape, value.shape
+    if len(q) < 2 or len(k) != len(q):
+        return f"query, key: rank {len(q)} and {len(k)}; supported: equal, at least 2, [..., H, S, D]"
+    if k[-1] != q[-1]:
+        return f"key: head_dim {k[-1]} differs from query's {q[-1]}; they must be equal"
+    if v != k:
+        return "value: its shape differs from key's; they must be equal"
+    if k[:-3] != q[:-3]:
+        return "key: its batch dimensions differ from query's; expand the smaller tensor"
+    if len(q) == 2 or (not enable_gqa and k[-3] == q[-3]):
+        return None
+    if not enable_gqa:
+        return f"key: {k[-3]} heads for {q[-3]} query heads; pass enable_gqa=True for grouped heads"
+    if k[-3] < 1 or q[-3] % k[-3] != 0:
+        return f"key: {k[-3]} heads for {q[-3]} query heads; supported: a divisor of the number of query heads"
+    return None
+
+
+def _wrong_scale(scale: float | None) -> str | None:
+    if scale is not None and not 0 <= scale < math.inf:
+        return f"scale: {scale:g}; supported: finite and not negative"
+    return None
