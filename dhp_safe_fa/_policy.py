@@ -30,10 +30,32 @@ Name = Literal["secure", "hybrid", "audit"]
 
 _torch_sdpa = F.scaled_dot_product_attention
 _torch_multi_head = F.multi_head_attention_forward
-_SDPA = (_torch_sdpa, torch.ops.aten.scaled_dot_product_attention, torch.ops.aten.scaled_dot_product_attention.default)
-_OURS = tuple(each for op in (torch.ops.dhp.attention, torch.ops.dhp.attention_lse) for each in (op, op.default))
+
+
+def _named(namespace: Any, *names: str) -> tuple[Callable[..., Any], ...]:
+    """Both objects by which each operator may be called."""
+    packets = [getattr(namespace, name) for name in names]
+    return (*packets, *(packet.default for packet in packets))
+
+
+_SDPA = (_torch_sdpa, *_named(torch.ops.aten, "scaled_dot_product_attention"))
+_OURS = _named(torch.ops.dhp, "attention", "attention_lse")
 # Attention fused with the layer around it. Eager code does not choose these under a mode, compiled code does.
-_FUSED = (torch._transformer_encoder_layer_fwd, torch._native_multi_head_attention)
+_FUSED = (
+    torch._transformer_encoder_layer_fwd,
+    torch._native_multi_head_attention,
+    *_named(torch.ops.aten, "_transformer_encoder_layer_fwd", "_native_multi_head_attention"),
+)
+# What SDPA calls; a program that was compiled elsewhere may call these by itself.
+_KERNELS = _named(
+    torch.ops.aten,
+    "_scaled_dot_product_flash_attention",
+    "_scaled_dot_product_flash_attention_for_cpu",
+    "_scaled_dot_product_efficient_attention",
+    "_scaled_dot_product_cudnn_attention",
+    "_scaled_dot_product_fused_attention_overrideable",
+    "_scaled_dot_product_attention_math",
+)
 
 # A mode is off while it handles a function, so torch's multi-head attention would call SDPA unseen. This is torch's own
 # code, except that it does not hand itself to the mode a second time.
@@ -63,8 +85,7 @@ class Policy(TorchFunctionMode):
 
     Attributes:
         name: "secure", "hybrid" or "audit".
-        calls: how often each :class:`Call` came by. A call in a compiled graph counts when it is compiled, not when it
-            runs.
+        calls: how often each :class:`Call` came by. Equal calls in a compiled function count once, when it is compiled.
     """
 
     name: ClassVar[str]
@@ -113,6 +134,8 @@ class Policy(TorchFunctionMode):
                 "switch it off by torch.backends.mha.set_fastpath_enabled(False)"
             )
             self._refuse_or_note(args[0], args[0], reason)
+        if self.refuses and func in _KERNELS:
+            self._refuse_or_note(args[0], args[1], f"{func}: called directly; supported: scaled_dot_product_attention")
         if func is Tensor.unflatten:
             # torch.compile cannot trace this method under a mode, but it can trace the function.
             return torch.unflatten(*args, **kwargs)
@@ -156,14 +179,17 @@ class Policy(TorchFunctionMode):
         else:
             self._note(query, key, reason, others)
 
-    def _note(self, query: Tensor, key: Tensor, reason: str | None, others: tuple[Any, ...]) -> None:
+    def _note(
+        self, query: Tensor, key: Tensor, reason: str | None, others: tuple[Any, ...], traced: bool = False
+    ) -> None:
         backend = "dhp" if self.serves and reason is None else _choice_of_torch(query, key, others)
-        dtype = str(query.dtype).removeprefix("torch.")
-        self._count(Call(_sizes(query), _sizes(key), dtype, str(query.device), backend, reason))
+        self._count(_call(query, key, backend, reason), traced)
 
-    def _count(self, call: Call) -> None:
+    def _count(self, call: Call, traced: bool = False) -> None:
+        """A trace says nothing about how often: the compiler may start it over, and the graph run many times."""
         with _lock:
-            self.calls[call] += 1
+            if not traced or call not in self.calls:
+                self.calls[call] += 1
 
 
 class _Secure(Policy):
@@ -173,10 +199,9 @@ class _Secure(Policy):
 class _Hybrid(Policy):
     name, serves, refuses = "hybrid", True, False
 
-    def _count(self, call: Call) -> None:
-        with _lock:
-            news = call.reason is not None and all(call.reason != known.reason for known in self.calls)
-            self.calls[call] += 1
+    def _count(self, call: Call, traced: bool = False) -> None:
+        news = call.reason is not None and all(call.reason != known.reason for known in tuple(self.calls))
+        super()._count(call, traced)
         if news:
             warnings.warn(f"dhp_safe_fa.policy('hybrid'): torch's own attention runs: {call.reason}", stacklevel=2)
 
@@ -206,9 +231,7 @@ class _Audit(Policy):
         self, func: Callable[..., Any], types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         if func in _OURS:
-            query, key = args[0], args[1]
-            dtype = str(query.dtype).removeprefix("torch.")
-            self._count(Call(_sizes(query), _sizes(key), dtype, str(query.device), "dhp", None))
+            self._count(_call(args[0], args[1], "dhp", None))
         return super().__torch_function__(func, types, args, kwargs)
 
 
@@ -234,7 +257,12 @@ def _note_traced(context: Any) -> None:
     kind = context.get_local("self").python_type()
     policies = [policy for policy in _entered() if type(policy) is kind] or [kind()]
     query, key = (context.get_local(name).as_fake() for name in ("query", "key"))
-    policies[-1]._note(query, key, context.get_local("reason").as_python_constant(), ())
+    policies[-1]._note(query, key, context.get_local("reason").as_python_constant(), (), traced=True)
+
+
+def _call(query: Tensor, key: Tensor, backend: str, reason: str | None) -> Call:
+    dtype = str(query.dtype).removeprefix("torch.")
+    return Call(_sizes(query), _sizes(key), dtype, str(query.device), backend, reason)
 
 
 def _sizes(tensor: Tensor) -> tuple[Any, ...]:

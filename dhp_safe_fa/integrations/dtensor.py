@@ -2,10 +2,10 @@
 
     import dhp_safe_fa.integrations.dtensor
 
-Without communication run: q, k, v sharded alike over the batch (dimension 0); or over the heads (dimension 1), where the
-size of the mesh divides the number of key heads, so that every query head finds its key head on its own rank; or, with
-one key head, q sharded over the heads and k, v replicated. Other placements are gathered first, as DTensor does for any
-operator. Outputs lie as q does.
+Without communication run: q, k, v sharded alike over the batch (dimension 0); or over the heads (dimension 1), where
+the size of the mesh divides the number of key heads, so that every query head finds its key head on its own rank; or,
+with one key head, q sharded over the heads and k, v replicated. Other placements are gathered first, as DTensor does
+for any operator. Outputs lie as q does.
 """
 
 from __future__ import annotations

@@ -61,6 +61,10 @@ def _refuse(sentence: str) -> NoReturn:
     raise ValueError(f"attn_implementation={NAME!r}: {sentence}")
 
 
+def _window(size: int, tokens: int) -> str:
+    return f"a window of {size} keys over {tokens} tokens; supported: a window that is no shorter"
+
+
 # ---- the mask interface ---------------------------------------------------------------------------------------------
 
 
@@ -109,7 +113,7 @@ def visible_keys(
                 "torch.compile transformers takes every call without a cache for packed: pass use_cache=True)"
             )
         if q_offset + q_length > local_size:
-            _refuse(f"a window of {local_size} keys over {q_offset + q_length} tokens; supported: no shorter than these")
+            _refuse(_window(local_size, q_offset + q_length))
     if is_causal and q_offset + q_length < kv_offset + kv_length:
         _refuse(static)
     sequences = None if attention_mask is None else _sequences(attention_mask[:, kv_offset : kv_offset + kv_length])
@@ -184,7 +188,7 @@ def _without_mask(
     if is_causal and queries > 1 and queries != keys:
         _refuse(f"no mask says where {queries} queries stand among {keys} keys")
     if sliding_window is not None and keys > sliding_window:
-        _refuse(f"a window of {sliding_window} keys over {keys} tokens; supported: no shorter than these")
+        _refuse(_window(sliding_window, keys))
     return VisibleKeys(queries, keys, is_causal and queries > 1, 0, None)
 
 
