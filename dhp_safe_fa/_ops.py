@@ -202,7 +202,13 @@ def attention_lse(
 ) -> tuple[Tensor, Tensor]:
     """:func:`attention` and, per query row, the natural logarithm of the sum of exp(scaled scores).
 
+    Args:
+        q, k, v, is_causal, scale, causal_offset: as for :func:`attention`.
+
     Returns:
         out as :func:`attention`; lse, float32 [B, Hq, Sq], -inf where a row sees no key.
+
+    Raises:
+        RuntimeError: as :func:`attention`.
     """
     return torch.ops.dhp.attention_lse(q, k, v, is_causal, scale, causal_offset)  # type: ignore[no-any-return]

@@ -302,12 +302,14 @@ def policy(name: Name) -> Policy:
     - ``"audit"``: nothing changes. The policy lists every call: shapes, dtype, the backend of torch's choice, and why
       dhp would not serve it. Compiled functions run uncompiled meanwhile, in every thread.
 
-    Policies nest: a call has to pass all of them, so an inner one cannot allow what an outer one refuses.
-    ``with policy(...) as p`` gives the :class:`Policy`; ``p.calls`` counts, ``print(p)`` shows a table. Not seen is
+    Policies nest: a call has to pass all of them, so an inner one cannot allow what an outer one refuses. Not seen is
     attention that a model computes without scaled_dot_product_attention.
 
     Args:
         name: "secure", "hybrid" or "audit".
+
+    Returns:
+        The :class:`Policy`: ``with policy(...) as p``, then ``p.calls`` counts and ``print(p)`` shows a table.
 
     Raises:
         ValueError: another name.

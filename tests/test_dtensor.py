@@ -1,0 +1,64 @@
+"""Attention on DTensors in two processes: which placements run without communication, and that every one is right."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as multiprocessing
+from harness import same_bits
+
+import dhp_safe_fa
+import dhp_safe_fa.integrations.dtensor
+
+PROCESSES = 2
+CAUSAL = {"is_causal": True, "scale": 0.3, "causal_offset": 2}
+
+
+def worker(rank: int, folder: str) -> None:
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"  # a machine without a network has this one
+    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=PROCESSES)
+    try:
+        check_placements()
+    finally:
+        dist.destroy_process_group()
+
+
+def check_placements() -> None:
+    from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor, init_device_mesh
+    from torch.distributed.tensor.debug import CommDebugMode
+
+    mesh = init_device_mesh("cpu", (PROCESSES,))
+    rng = torch.Generator().manual_seed(7)
+    batch, heads, rows, all_of_it = Shard(0), Shard(1), Shard(2), Replicate()
+    # query heads, key heads, placement of q, placement of k and v, whether it runs without communication
+    cases = [
+        (4, 2, batch, batch, True),
+        (4, 2, heads, heads, True),
+        (4, 4, heads, heads, True),
+        (5, 1, heads, all_of_it, True),  # three query heads here, two there, on one key head
+        (4, 2, heads, all_of_it, True),  # each process takes its part of the key heads
+        (4, 2, all_of_it, all_of_it, True),
+        (6, 3, heads, heads, False),  # the second process has query heads 3 to 5, and 3 reads key head 1
+        (4, 2, rows, rows, False),
+    ]
+    for query_heads, key_heads, place_q, place_k, silent in cases:
+        q = torch.randn(3, query_heads, 5, 16, generator=rng)
+        k, v = torch.randn(2, 3, key_heads, 7, 16, generator=rng)
+        want, want_lse = dhp_safe_fa.attention_lse(q, k, v, **CAUSAL)  # type: ignore[arg-type]
+        sharded = [distribute_tensor(t, mesh, [p]) for t, p in zip((q, k, v), (place_q, place_k, place_k), strict=True)]
+        with CommDebugMode() as communication:
+            out, lse = dhp_safe_fa.attention_lse(*sharded, **CAUSAL)  # type: ignore[arg-type]
+            alone = torch.ops.dhp.attention(*sharded, **CAUSAL)
+        case = f"{query_heads} and {key_heads} heads, q {place_q}, k and v {place_k}"
+        assert (communication.get_total_counts() == 0) == silent, case
+        for got, expected in ((out, want), (lse, want_lse), (alone, want)):
+            assert isinstance(got, DTensor) and got.shape == expected.shape
+            assert not silent or got.placements == (place_q,), case
+            assert same_bits(got.full_tensor(), expected), case
+
+
+def test_two_processes(tmp_path: Path) -> None:
+    multiprocessing.start_processes(worker, (str(tmp_path),), nprocs=PROCESSES, start_method="spawn")  # type: ignore[no-untyped-call]
