@@ -47,10 +47,10 @@ def check_placements() -> None:
     for query_heads, key_heads, place_q, place_k, silent in cases:
         q = torch.randn(3, query_heads, 5, 16, generator=rng)
         k, v = torch.randn(2, 3, key_heads, 7, 16, generator=rng)
-        want, want_lse = dhp_safe_fa.attention_lse(q, k, v, **CAUSAL)  # type: ignore[arg-type]
+        want, want_lse = dhp_safe_fa.attention_lse(q, k, v, **CAUSAL)
         sharded = [distribute_tensor(t, mesh, [p]) for t, p in zip((q, k, v), (place_q, place_k, place_k), strict=True)]
         with CommDebugMode() as communication:
-            out, lse = dhp_safe_fa.attention_lse(*sharded, **CAUSAL)  # type: ignore[arg-type]
+            out, lse = dhp_safe_fa.attention_lse(*sharded, **CAUSAL)
             alone = torch.ops.dhp.attention(*sharded, **CAUSAL)
         case = f"{query_heads} and {key_heads} heads, q {place_q}, k and v {place_k}"
         assert (communication.get_total_counts() == 0) == silent, case
@@ -61,4 +61,4 @@ def check_placements() -> None:
 
 
 def test_two_processes(tmp_path: Path) -> None:
-    multiprocessing.start_processes(worker, (str(tmp_path),), nprocs=PROCESSES, start_method="spawn")  # type: ignore[no-untyped-call]
+    multiprocessing.start_processes(worker, (str(tmp_path),), nprocs=PROCESSES, start_method="spawn")

@@ -161,7 +161,7 @@ def test_audit_with_a_backend_chosen_by_hand(q: Tensor) -> None:
 def test_unknown_name() -> None:
     for call in (dhp_safe_fa.policy, dhp_safe_fa.set_policy):
         with pytest.raises(ValueError, match="name: 'fast'; supported: 'secure', 'hybrid', 'audit'"):
-            call("fast")  # type: ignore[arg-type]
+            call("fast")
 
 
 # ---- models that know nothing of it ---------------------------------------------------------------------------------
@@ -231,7 +231,7 @@ def test_a_policy_may_be_entered_again(q: Tensor) -> None:
 def test_an_exception_ends_the_policy(q: Tensor) -> None:
     want = attend(q)
     for name in ("secure", "audit"):
-        with pytest.raises(KeyError), dhp_safe_fa.policy(name):  # type: ignore[arg-type]
+        with pytest.raises(KeyError), dhp_safe_fa.policy(name):
             raise KeyError
         assert same_bits(attend(q), want)
 
@@ -279,7 +279,7 @@ def test_threads_do_not_share_a_block(target: Target, rng: torch.Generator) -> N
             thread.join()
     assert faults == []
     assert backends(shared) == {"dhp": 100}, "two threads counted in one policy"
-    assert sum(policies[2].calls.values()) == sum(policies[3].calls.values()) == 100  # type: ignore[union-attr]
+    assert sum(policies[2].calls.values()) == sum(policies[3].calls.values()) == 100
 
 
 # ---- the setting for the whole process ------------------------------------------------------------------------------
@@ -354,7 +354,7 @@ def test_compiled(q: Tensor, fullgraph: bool) -> None:
     want = compiled(q)
     assert same_bits(want, attend(q))
     for name in ("hybrid", "secure", "hybrid", "secure"):
-        with dhp_safe_fa.policy(name):  # type: ignore[arg-type]
+        with dhp_safe_fa.policy(name):
             assert same_bits(compiled(q), ours(q))
         assert same_bits(compiled(q), want)
         with dhp_safe_fa.policy("audit") as audit:

@@ -1,11 +1,14 @@
-"""The operators among torch's own machinery: opcheck, compile, export, fake and meta tensors, autograd, autocast,
-inference mode, deterministic mode, streams, CUDA graphs."""
+"""The operators among torch's own machinery: opcheck, compile, export, fake and meta tensors, autograd, vmap, autocast,
+inference mode, deterministic mode, threads, processes, streams, CUDA graphs."""
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -220,6 +223,22 @@ def test_exported_program_refuses_gradients(device: str, rng: torch.Generator) -
         program.run_decompositions().module()(example.clone().requires_grad_())
 
 
+@torch_jit_is_deprecated
+@pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")
+def test_ahead_of_time_inductor(
+    device: str, rng: torch.Generator, fresh_compiler: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Compiled to a package on disk with a dynamic length, loaded and run without the Python of the model."""
+    target = Target(device, torch.float16)
+    length = torch.export.Dim("length", min=2, max=4096)
+    program = torch.export.export(Block(), (normal(rng, (2, 50, 3, 4, 64), target),), dynamic_shapes=({1: length},))
+    package = torch._inductor.aoti_compile_and_package(program, package_path=str(tmp_path / "block.pt2"))
+    loaded = torch._inductor.aoti_load_package(package)
+    for s in (2, 50, 129):
+        rows = normal(rng, (2, s, 3, 4, 64), target)
+        assert same_bits(loaded(rows), block(rows))
+
+
 # ---- autograd -------------------------------------------------------------------------------------------------------
 
 
@@ -262,6 +281,64 @@ def test_forward_mode_gradients_are_refused(operator: Any, target: Target, rng: 
         tensors[which] = forward_ad.make_dual(tensors[which], torch.ones_like(tensors[which]))
         with pytest.raises(RuntimeError):
             operator(*tensors)
+
+
+# ---- torch.func.vmap ------------------------------------------------------------------------------------------------
+
+
+def test_vmap(target: Target, rng: torch.Generator) -> None:
+    """Any dimension may be mapped over, of any of the inputs; the rows have the bits of separate calls."""
+    q, k, v = (normal(rng, (3, *t), target) for t in ((2, 4, 33, 64), (2, 2, 70, 64), (2, 2, 70, 64)))
+    want = [dhp_safe_fa.attention(q[i], k[i], v[i], is_causal=True) for i in range(3)]
+    for d in range(5):
+        mapped = torch.func.vmap(lambda *t: dhp_safe_fa.attention(*t, is_causal=True), in_dims=(0, d, -1), out_dims=d)
+        out = mapped(q, k.movedim(0, d), v.movedim(0, -1))
+        assert same_bits(out.movedim(d, 0), torch.stack(want))
+    shared = torch.func.vmap(dhp_safe_fa.attention, in_dims=(0, None, None))(q, k[0], v[0])
+    assert same_bits(shared, torch.stack([dhp_safe_fa.attention(q[i], k[0], v[0]) for i in range(3)]))
+
+
+def test_nested_vmap(target: Target, rng: torch.Generator) -> None:
+    """Every query set with every key set."""
+    q, k, v = (normal(rng, (n, *t), target) for n, t in ((3, (2, 4, 9, 64)), (2, (2, 2, 7, 64)), (2, (2, 2, 7, 64))))
+    over_q = torch.func.vmap(dhp_safe_fa.attention_lse, in_dims=(0, None, None))
+    out, lse = torch.func.vmap(over_q, in_dims=(None, 0, 0))(q, k, v)
+    for i in range(2):
+        for j in range(3):
+            want, want_lse = dhp_safe_fa.attention_lse(q[j], k[i], v[i])
+            assert same_bits(out[i, j], want) and same_bits(lse[i, j], want_lse)
+
+
+def test_vmap_over_something_else(target: Target, rng: torch.Generator) -> None:
+    q, k, v = qkv(rng, target, 2, 4, 2, 9, 7, 64)
+    want = dhp_safe_fa.attention(q, k, v)
+    added = torch.func.vmap(lambda x: dhp_safe_fa.attention(q, k, v) + x)(torch.zeros(3, device=q.device).to(q.dtype))
+    assert same_bits(added, (want + 0).expand(3, *want.shape))
+
+
+def test_vmap_of_nothing(target: Target, rng: torch.Generator) -> None:
+    q, k, v = qkv(rng, target, 2, 4, 2, 9, 7, 64)
+    mapped = torch.func.vmap(dhp_safe_fa.attention, in_dims=(0, None, None))
+    out = mapped(q[None, :0].expand(3, 0, 4, 9, 64), k[:0], v[:0])
+    assert out.shape == (3, 0, 4, 9, 64)
+
+
+def test_vmap_compiled(device: str, rng: torch.Generator, fresh_compiler: None) -> None:
+    q, k, v = (normal(rng, (3, 2, 4, 33, 64), Target(device, torch.float16)) for _ in range(3))
+    mapped = torch.func.vmap(dhp_safe_fa.attention)
+    assert same_bits(torch.compile(mapped, fullgraph=True, backend="aot_eager")(q, k, v), mapped(q, k, v))
+
+
+def test_vmap_refusals(target: Target, rng: torch.Generator) -> None:
+    q, k, v = qkv(rng, target, 2, 4, 2, 9, 7, 64)
+    with pytest.raises(RuntimeError, match=r"rank 3 inside of vmap; expected 4 dimensions \[B, H, S, D\]"):
+        torch.func.vmap(dhp_safe_fa.attention)(q, k, v)
+    with pytest.raises(RuntimeError, match="no backward"):
+        torch.func.vmap(torch.func.grad(lambda x: dhp_safe_fa.attention(x, k, v).float().sum()))(q[None])
+    with pytest.raises(RuntimeError, match="no backward"):
+        torch.func.grad(lambda x: torch.func.vmap(lambda y: dhp_safe_fa.attention(y, k, v))(x).float().sum())(q[None])
+    with pytest.raises(RuntimeError, match="no backward"):
+        torch.func.jvp(lambda x: dhp_safe_fa.attention(x, k, v), (q,), (q,))
 
 
 # ---- autocast -------------------------------------------------------------------------------------------------------
@@ -348,6 +425,74 @@ def test_gradients_are_refused_whatever_the_first_call_of_a_process_was(context:
     code = FIRST_CALL.format(context=context)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout.strip()) == (0, "True"), done.stderr
+
+
+# ---- threads and processes ------------------------------------------------------------------------------------------
+
+
+def test_concurrent_threads(target: Target, rng: torch.Generator) -> None:
+    """Eight threads, each with inputs of its own, 25 calls each, while the kernels are loaded by the first."""
+    inputs = [qkv(rng, target, 2, 4, 2, 33 + i, 70, 64) for i in range(8)]
+    with ThreadPoolExecutor(max_workers=8) as threads:
+        results = list(threads.map(lambda t: [dhp_safe_fa.attention(*t, is_causal=True) for _ in range(25)], inputs))
+    for tensors, outs in zip(inputs, results, strict=True):
+        want = dhp_safe_fa.attention(*tensors, is_causal=True)
+        assert all(same_bits(out, want) for out in outs)
+
+
+@needs_hopper
+def test_threads_with_streams_of_their_own(rng: torch.Generator) -> None:
+    inputs = [qkv(rng, Target("cuda", torch.float16), 2, 4, 2, 130 + i, 200, 64) for i in range(4)]
+    torch.cuda.synchronize()
+
+    def work(tensors: tuple[Tensor, Tensor, Tensor]) -> list[Tensor]:
+        stream = torch.cuda.Stream()
+        with torch.cuda.stream(stream):
+            outs = [dhp_safe_fa.attention(*tensors) for _ in range(25)]
+        stream.synchronize()
+        return outs
+
+    with ThreadPoolExecutor(max_workers=4) as threads:
+        results = list(threads.map(work, inputs))
+    for tensors, outs in zip(inputs, results, strict=True):
+        assert all(same_bits(out, dhp_safe_fa.attention(*tensors)) for out in outs)
+
+
+# A process that has used all of its threads hands work to a child. torch's threads do not survive a fork, for none of
+# its operators: the child has to do with one, as it has in torch's DataLoader.
+CHILD = """
+import sys, torch, torch.multiprocessing as multiprocessing, dhp_safe_fa
+
+def work(q, k, v, queue):
+    torch.set_num_threads(1)
+    queue.put(dhp_safe_fa.attention(q, k, v, is_causal=True).cpu().numpy())
+
+if __name__ == "__main__":
+    method, device = sys.argv[1:]
+    q, k, v = (torch.randn(4, 8, 130, 64, device=device, dtype=torch.float16) for _ in range(3))
+    want = dhp_safe_fa.attention(q, k, v, is_causal=True).cpu()
+    context = multiprocessing.get_context(method)
+    queue = context.Queue()
+    child = context.Process(target=work, args=(q, k, v, queue), daemon=True)
+    child.start()
+    got = torch.from_numpy(queue.get(timeout=100))
+    child.join()
+    print(child.exitcode, torch.equal(got, want))
+"""
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_child_process(device: str, method: str, tmp_path: Path) -> None:
+    if (device, method) == ("cuda", "fork"):
+        pytest.skip("CUDA itself does not survive a fork")
+    script = tmp_path / "parent.py"
+    script.write_text(CHILD)
+    root = Path(dhp_safe_fa.__file__).parents[1]
+    command = [sys.executable, str(script), method, device]
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False, timeout=300, env={**os.environ, "PYTHONPATH": str(root)}
+    )
+    assert (done.returncode, done.stdout.strip()) == (0, "0 True"), done.stderr
 
 
 # ---- CUDA: streams and graphs ---------------------------------------------------------------------------------------

@@ -343,12 +343,12 @@ def test_without_a_mask_the_module_says_whether_attention_is_causal(rng: torch.G
     q, k = torch.randn(2, 2, 5, 16, generator=rng), torch.randn(2, 2, 9, 16, generator=rng)
     module = torch.nn.Module()
     for is_causal in (True, False):
-        module.is_causal = is_causal  # type: ignore[assignment]
+        module.is_causal = is_causal
         out, _ = integration.attention_forward(module, q, q, q, None)
         assert same_bits(out.transpose(1, 2), dhp_safe_fa.attention(q, q, q, is_causal=is_causal))
         with_flag, _ = integration.attention_forward(module, q, q, q, None, is_causal=not is_causal)
         assert same_bits(with_flag.transpose(1, 2), dhp_safe_fa.attention(q, q, q, is_causal=not is_causal))
-    module.is_causal = True  # type: ignore[assignment]
+    module.is_causal = True
     decoded, _ = integration.attention_forward(module, q[:, :, :1], k, k, None)
     assert same_bits(decoded.transpose(1, 2), dhp_safe_fa.attention(q[:, :, :1], k, k))
     with pytest.raises(ValueError, match="5 queries stand among 9 keys"):
