@@ -159,6 +159,10 @@ for _name in ("attention", "attention_lse"):
 
 # ---- what people call -------------------------------------------------------------------------------------------
 
+# Bound once: looking them up and choosing the overload would cost every call some microseconds.
+_attention = torch.ops.dhp.attention.default
+_attention_lse = torch.ops.dhp.attention_lse.default
+
 
 def attention(
     q: Tensor,
@@ -188,7 +192,7 @@ def attention(
             Hopper GPU) multiples of 8 up to ``dhp_safe_fa._inspect.build_info()["max_head_dim_cuda"]``. Also if an
             input requires grad while gradients are recorded: there is no backward yet.
     """
-    return torch.ops.dhp.attention(q, k, v, is_causal, scale, causal_offset)  # type: ignore[no-any-return]
+    return _attention(q, k, v, is_causal, scale, causal_offset)  # type: ignore[no-any-return]
 
 
 def attention_lse(
@@ -211,4 +215,4 @@ def attention_lse(
     Raises:
         RuntimeError: as :func:`attention`.
     """
-    return torch.ops.dhp.attention_lse(q, k, v, is_causal, scale, causal_offset)  # type: ignore[no-any-return]
+    return _attention_lse(q, k, v, is_causal, scale, causal_offset)  # type: ignore[no-any-return]

@@ -16,6 +16,10 @@ from dhp_safe_fa._ops import CPU_MAX_HEAD_DIM, DTYPES, attention
 # NVIDIA's number for Hopper; the kernels are its machine code.
 HOPPER = (9, 0)
 
+# What this build has, asked once: torch.compile cannot look into the module that knows.
+HAS_GPU_KERNELS = bool(_inspect.kernels())
+CUDA_MAX_HEAD_DIM = int(_inspect.build_info()["max_head_dim_cuda"])
+
 
 def sdpa(
     query: Tensor,
@@ -89,7 +93,7 @@ def why_not(
 
 def unsupported_gpu(device: torch.device | int) -> str | None:
     """Why kernels of this build do not run on a CUDA device; None if they do."""
-    if not _inspect.kernels():
+    if not HAS_GPU_KERNELS:
         return "this build has no GPU kernels, because nvcc was not found when it was built"
     gpu = torch.cuda.get_device_properties(device)
     if (gpu.major, gpu.minor) != HOPPER:
@@ -120,9 +124,8 @@ def _wrong_place(query: Tensor, key: Tensor, value: Tensor) -> str | None:
         gpu = unsupported_gpu(query.device)
         if gpu is not None:
             return f"device: {gpu}"
-        limit = int(_inspect.build_info()["max_head_dim_cuda"])
-        if not 1 <= head_dim <= limit or head_dim % 8 != 0:
-            return f"query: head_dim {head_dim}; supported on CUDA: multiples of 8 up to {limit}"
+        if not 1 <= head_dim <= CUDA_MAX_HEAD_DIM or head_dim % 8 != 0:
+            return f"query: head_dim {head_dim}; supported on CUDA: multiples of 8 up to {CUDA_MAX_HEAD_DIM}"
     elif not 1 <= head_dim <= CPU_MAX_HEAD_DIM:
         return f"query: head_dim {head_dim}; supported on CPU: 1 to {CPU_MAX_HEAD_DIM}"
     return None

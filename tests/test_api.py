@@ -18,7 +18,7 @@ from harness import HOPPER_MISSING
 
 import dhp_safe_fa
 import dhp_safe_fa.__main__ as report
-from dhp_safe_fa import _inspect, evidence
+from dhp_safe_fa import _inspect, _sdpa, evidence
 
 FUNCTIONS = [
     value for name in dhp_safe_fa.__all__ if isinstance(value := getattr(dhp_safe_fa, name), types.FunctionType)
@@ -87,7 +87,7 @@ def test_report_on_another_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: other)
-    monkeypatch.setattr(_inspect, "kernels", lambda: [{"name": "some", "cubin_sha256": "0" * 64}])
+    monkeypatch.setattr(_sdpa, "HAS_GPU_KERNELS", True)
     text = "\n".join(report.lines(report.report()))
     assert "NVIDIA A100 (compute capability 8.0): not used: " in text
     assert "NVIDIA A100 has compute capability 8.0; supported: Hopper (9.0)" in text
