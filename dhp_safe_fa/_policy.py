@@ -105,20 +105,22 @@ class Policy(TorchFunctionMode):
 
     def __enter__(self) -> Policy:
         if not torch.compiler.is_dynamo_compiling():
-            self._open()
+            _entered().append(self)
+            self._begin()
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
     def __exit__(self, *exception: object) -> None:
         super().__exit__(*exception)  # type: ignore[no-untyped-call]
         if not torch.compiler.is_dynamo_compiling():
-            self._close()
+            self._end()
+            _entered().remove(self)
 
-    def _open(self) -> None:
-        _entered().append(self)
+    def _begin(self) -> None:
+        """What the process has to know while a policy is at work; here nothing."""
 
-    def _close(self) -> None:
-        _entered().remove(self)
+    def _end(self) -> None:
+        """Undoes one _begin, in whatever thread."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -212,16 +214,14 @@ class _Audit(Policy):
     _audits = 0
     _stance: Any = None
 
-    def _open(self) -> None:
-        super()._open()
+    def _begin(self) -> None:
         with _lock:
             if _Audit._audits == 0:
                 _Audit._stance = torch.compiler.set_stance("force_eager")
                 _Audit._stance.__enter__()
             _Audit._audits += 1
 
-    def _close(self) -> None:
-        super()._close()
+    def _end(self) -> None:
         with _lock:
             _Audit._audits -= 1
             if _Audit._audits == 0:
@@ -255,9 +255,9 @@ def _entered() -> list[Policy]:
 def _note_traced(context: Any) -> None:
     """Runs while torch.compile traces Policy._refuse_or_note, with its local variables."""
     kind = context.get_local("self").python_type()
-    policies = [policy for policy in _entered() if type(policy) is kind] or [kind()]
+    policies = [policy for policy in (_default, *_entered()) if policy is not None and type(policy) is kind]
     query, key = (context.get_local(name).as_fake() for name in ("query", "key"))
-    policies[-1]._note(query, key, context.get_local("reason").as_python_constant(), (), traced=True)
+    (policies or [kind()])[-1]._note(query, key, context.get_local("reason").as_python_constant(), (), traced=True)
 
 
 def _call(query: Tensor, key: Tensor, backend: str, reason: str | None) -> Call:
@@ -339,12 +339,16 @@ def set_policy(name: Name | None) -> Policy | None:
     Raises:
         ValueError: another name.
     """
+    # torch lists the functions that a mode can see once, by their names, and torch.compile goes by that list: it has to
+    # be made while torch's own function stands behind its name.
+    torch.overrides.get_overridable_functions()
+
     global _default
     before, _default = _default, None if name is None else policy(name)
     if before is not None:
-        before._close()
+        before._end()
     if _default is not None:
-        _default._open()
+        _default._begin()
     replacements = {id(_torch_sdpa): _default_sdpa, id(_torch_multi_head): _default_multi_head}
     if _default is None:
         replacements = {id(_default_sdpa): _torch_sdpa, id(_default_multi_head): _torch_multi_head}

@@ -314,6 +314,26 @@ def test_set_policy_reaches_every_thread_and_every_name(q: Tensor) -> None:
     assert torch.backends.mha.get_fastpath_enabled()
 
 
+@pytest.mark.parametrize("name", ["secure", "audit"])
+def test_any_thread_may_change_the_setting(q: Tensor, name: str) -> None:
+    """Set here, compiled and removed there."""
+    policy = dhp_safe_fa.set_policy(name)
+    results = []
+
+    def elsewhere() -> None:
+        with torch.no_grad():
+            results.append(torch.compile(attend, fullgraph=True, backend="aot_eager")(q))
+        results.append(dhp_safe_fa.set_policy(None))
+
+    thread = threading.Thread(target=elsewhere)
+    thread.start()
+    thread.join()
+    want = attend(q) if name == "audit" else ours(q)
+    assert same_bits(results[0], want) and results[1] is None
+    assert policy is not None and sum(policy.calls.values()) == 1
+    assert torch.compile(lambda: torch.compiler.is_compiling(), backend="eager")(), "an ended audit compiles again"
+
+
 def test_set_policy_reaches_encoder_layers(target: Target, rng: torch.Generator) -> None:
     layer, x = encoder(target), normal(rng, (2, 33, 256), target)
     with dhp_safe_fa.policy("secure"):
@@ -447,16 +467,27 @@ FIRST_USE = """
 import torch, dhp_safe_fa
 import torch.nn.functional as F
 q = torch.randn(1, 2, 9, 8)
-with torch.no_grad(), dhp_safe_fa.policy("{name}") as policy:
-    out = torch.compile(lambda q: F.scaled_dot_product_attention(q, q, q), backend="aot_eager")(q)
-print(torch.equal(out, dhp_safe_fa.attention(q, q, q)), sum(policy.calls.values()))
+with torch.no_grad(), {entered} as policy:
+    out = torch.compile(lambda q: F.scaled_dot_product_attention(q, q, q), fullgraph=True, backend="aot_eager")(q)
+counted = sum(policy.calls.values())
+dhp_safe_fa.set_policy(None)
+want = dhp_safe_fa.attention(q, q, q), F.scaled_dot_product_attention(q, q, q)
+print(*(torch.equal(out, each) for each in want), counted)
 """
+SETTING = "contextlib.nullcontext(dhp_safe_fa.set_policy('{name}'))"
 
 
-@pytest.mark.parametrize(("name", "same"), [("secure", True), ("audit", False)])
-def test_first_compilation_of_a_process(name: str, same: bool) -> None:
+@pytest.mark.parametrize("name", ["secure", "hybrid", "audit"])
+@pytest.mark.parametrize("setting", [False, True], ids=["block", "setting"])
+def test_first_compilation_of_a_process(name: str, setting: bool) -> None:
     """Nothing of the compiler is loaded yet when the policy begins."""
-    code = FIRST_USE.format(name=name)
+    entered = SETTING.format(name=name) if setting else f"dhp_safe_fa.policy('{name}')"
+    code = "import contextlib" + FIRST_USE.format(entered=entered)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.split()[1] == "1" and (not same or done.stdout.split()[0] == "True")
+    ours_ran, torch_ran, calls = done.stdout.split()
+    assert calls == "1"
+    if name == "audit":
+        assert torch_ran == "True"
+    else:
+        assert ours_ran == "True"
