@@ -392,13 +392,13 @@ def _gmma(modifiers: list[str], operands: list[Operand], name: str) -> Effects:
 
 
 def _bulk(base: str, modifiers: list[str], operands: list[Operand], name: str) -> Effects:
-    """TMA: [shared address, (barrier,) coordinates] and [descriptor or global address], all in uniform registers."""
+    """TMA: [(shared address, (barrier,)) coordinates] and [descriptor or global address], all in uniform registers."""
     rank = next((int(m[0]) for m in modifiers if re.fullmatch(r"[1-5]D", m)), None)
     widths = [2, 2]
     if base in ("UTMALDG", "UTMAPF", "UTMASTG", "UTMAREDG"):
         if rank is None:
             raise UnknownInstruction(name)
-        widths[0] = rank + (1 if base in ("UTMASTG", "UTMAREDG") else 2)
+        widths[0] = rank + {"UTMALDG": 2, "UTMAPF": 0}.get(base, 1)  # a prefetch has no shared address and no barrier
     found: list[int] = []
     for operand in operands:
         if operand.kind == "mem":

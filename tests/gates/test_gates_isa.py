@@ -142,6 +142,7 @@ def test_loads_are_secret(text: str, writes: str, secret: str) -> None:
         ("HGMMA.64x8x16.F32 R24, gdesc[UR8], R24", "descriptor", "UR8 UR9 UR10 UR11"),
         ("HGMMA.64x8x16.F32 R24, R40, gdesc[UR4].tnspB, R24", "descriptor", "UR6 UR7"),
         ("UTMALDG.2D [UR24], [UR16]", "descriptor", "UR24 UR25 UR26 UR27 UR16 UR17"),
+        ("UTMAPF.L2.2D [UR8], [UR20]", "descriptor", "UR8 UR9 UR20 UR21"),
         ("UTMASTG.2D [UR40], [UR4]", "descriptor", "UR40 UR41 UR42 UR4 UR5"),
         ("UBLKCP.S.G [UR4], [UR6], UR8", "descriptor", "UR4 UR5 UR6 UR7 UR8"),
         (
