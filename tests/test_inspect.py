@@ -166,7 +166,14 @@ def test_plan_refuses(q: tuple[int, ...], k: tuple[int, ...], dtype: str, words:
 
 
 # (B, Hq, Hk, Sq, Sk) from one decoded token to many long rows: every kernel is the plan of one of them.
-CALLS = [(1, 2, 1, 1, 300), (1, 2, 2, 70, 300), (2, 4, 2, 300, 500), (4, 16, 4, 1000, 700), (8, 32, 8, 1500, 130), (1, 32, 32, 2300, 2300)]
+CALLS = [
+    (1, 2, 1, 1, 300),
+    (1, 2, 2, 70, 300),
+    (2, 4, 2, 300, 500),
+    (4, 16, 4, 1000, 700),
+    (8, 32, 8, 1500, 130),
+    (1, 32, 32, 2300, 2300),
+]
 
 
 def calls_of(kernel: dict[str, Any]) -> list[tuple[int, int, int, int, int]]:

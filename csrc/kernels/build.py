@@ -49,8 +49,8 @@ class Kernel:
         return f"fwd_{self.dtype}_d{self.head_dim}_k{self.tile_k}_w{self.warpgroups}"
 
 
-# (head_dim, tile_k, warpgroups, k_stages, v_stages, ctas, turn_cycles). More warpgroups in a CTA read k and v less often
-# and take turns at the tensor cores. One alone serves grids too small to fill the GPU otherwise; at head_dim 64 three
+# (head_dim, tile_k, warpgroups, k_stages, v_stages, ctas, turn_cycles). More warpgroups in a CTA read k and v less
+# often and take turns at the tensor cores. One alone serves grids too small to fill the GPU otherwise; at head_dim 64 three
 # such CTAs fit a multiprocessor and overlap each other, which suits short sequences.
 SHAPES = [
     (64, 128, 1, 2, 2, 3, 3000),

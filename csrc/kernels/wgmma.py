@@ -6,16 +6,16 @@ PTX ISA 9.0, section 9.7.15.5 (wgmma.mma_async).
 
 from __future__ import annotations
 
-# High half of every shared memory matrix descriptor (9.7.15.5.1.2): 128-byte swizzle (bit 62), and 1024 bytes, in units of
-# 16, from one group of eight rows of 128 bytes to the next.
+# High half of every shared memory matrix descriptor (9.7.15.5.1.2): 128-byte swizzle (bit 62), and 1024 bytes, in
+# units of 16, from one group of eight rows of 128 bytes to the next.
 DESCRIPTOR_HIGH = 1 << 30 | 1024 >> 4
 
 PTX_TYPE = {"float16": "f16", "bfloat16": "bf16"}
 
 
 def product(name: str, comment: str, n: int, dtype: str, a_in_registers: bool, transpose_b: bool) -> str:
-    """One m64nNk16 product d = a * b + (accumulate ? d : 0); a thread holds n / 2 floats of d. Matrices in shared memory
-    are given by the low half of their descriptor."""
+    """One m64nNk16 product d = a * b + (accumulate ? d : 0); a thread holds n / 2 floats of d. Matrices in shared
+    memory are given by the low half of their descriptor."""
     floats = n // 2
     accumulators = ", ".join(f"%{i}" for i in range(floats))
     if a_in_registers:

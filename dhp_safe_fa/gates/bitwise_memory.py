@@ -27,7 +27,7 @@ class Memory(Protocol):
 
 
 def _device_allocations() -> int:
-    """How often torch's allocator has asked the device for memory. (A second snapshot of a pool crashes in torch 2.11.)"""
+    """How often torch's allocator has asked the device for memory. (A second snapshot crashes in torch 2.11.)"""
     return int(torch.cuda.memory_stats().get("num_device_alloc", 0))
 
 
