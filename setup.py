@@ -5,41 +5,33 @@
     _inspect*.so      csrc/python/inspect.cpp
 
 Needs a C and a C++ compiler and torch >= 2.10 (its headers). With nvcc the GPU kernels are built too; without it the
-package is CPU-only and says so.
+package is CPU-only and says so. A wheel also carries what a checkout has beside the package: the planted leaks of the
+gate, compiled, and the policy and evidence of audits/.
 """
 
 from __future__ import annotations
 
 import importlib.util
+import json
 import re
+import shutil
 import sys
-import sysconfig
+import types
 from pathlib import Path
+from typing import Any
 
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
+from setuptools.command.build_py import build_py
 
 ROOT = Path(__file__).resolve().parent
-sys.path.insert(0, str(ROOT / "csrc" / "kernels"))
+sys.path[:0] = [str(ROOT), str(ROOT / "csrc" / "kernels")]
 import build as kernels  # noqa: E402  (csrc/kernels/build.py)
+from build_backend import REQUIREMENT, find_torch  # noqa: E402
 
 VERSION = re.findall(r'"(.+)"', (ROOT / "dhp_safe_fa" / "_version.py").read_text())[-1]
 TORCH_2_10 = "0x020a000000000000"  # oldest torch whose stable ABI we use: major, minor, patch in the top bytes
 C_FLAGS = ["-O3", "-g0", "-fvisibility=hidden", "-Wall", "-Wextra", "-Wshadow", "-Werror"]
-
-
-def torch_paths() -> tuple[list[str], list[str]]:
-    """torch's include and library folders; in an isolated build, those of the environment that is installed into."""
-    if importlib.util.find_spec("torch") is None:
-        sys.path += [sysconfig.get_path("purelib"), sysconfig.get_path("platlib")]
-        importlib.invalidate_caches()
-    try:
-        from torch.utils import cpp_extension
-    except ImportError:
-        raise SystemExit(
-            "dhp_safe_fa needs torch >= 2.10 in this environment before it is built: pip install 'torch>=2.10'"
-        ) from None
-    return cpp_extension.include_paths(), cpp_extension.library_paths()
 
 
 def pybind11_include() -> list[str]:
@@ -51,6 +43,23 @@ def pybind11_include() -> list[str]:
     return [pybind11.get_include()]
 
 
+def gate_controls() -> Any:
+    """dhp_safe_fa.gates.controls, without the package around it, which cannot be imported before it is built."""
+    package = types.ModuleType("dhp_safe_fa")
+    package.__path__ = [str(ROOT / "dhp_safe_fa")]
+    sys.modules.setdefault("dhp_safe_fa", package)
+    return importlib.import_module("dhp_safe_fa.gates.controls")
+
+
+class BuildPython(build_py):
+    """Starts from an empty folder: what an older build left there would otherwise be packed into the wheel."""
+
+    def run(self) -> None:
+        if not self.editable_mode:
+            shutil.rmtree(Path(self.build_lib) / "dhp_safe_fa", ignore_errors=True)
+        super().run()
+
+
 class Build(build_ext):
     """Cubins first, then the three libraries in order; each links the first by a path relative to itself."""
 
@@ -59,6 +68,10 @@ class Build(build_ext):
             table, nvcc = kernels.build(ROOT / "build"), kernels.find_nvcc()
         except kernels.BuildError as error:
             raise SystemExit(str(error)) from error
+        torch = find_torch()
+        if torch is None:
+            raise SystemExit(f"dhp_safe_fa needs {REQUIREMENT} in this environment before it is built: "
+                             f"pip install '{REQUIREMENT}'")
         if nvcc is None:
             print("dhp_safe_fa: nvcc was not found (CUDA_HOME, then PATH): building CPU-only", file=sys.stderr)
         core = self.extensions[0]
@@ -71,13 +84,36 @@ class Build(build_ext):
         version = kernels.nvcc_version(nvcc) if nvcc else ""
         self.extensions[2].define_macros.append(("DHP_NVCC_VERSION", f'"{version}"'))
 
-        include, library = torch_paths()
         shim = self.extensions[1]
-        system = [f"-isystem{folder}" for folder in pybind11_include() + include]  # their warnings are not ours
-        shim.extra_compile_args += system
-        shim.library_dirs += library
-        self.extensions[2].extra_compile_args += system
+        include = [*pybind11_include(), str(torch / "include")]
+        # As system headers: their warnings are not ours. The map keeps this machine's paths out of the libraries.
+        flags = [*(f"-isystem{folder}" for folder in include), f"-ffile-prefix-map={torch}=torch"]
+        shim.extra_compile_args += flags
+        shim.library_dirs.append(str(torch / "lib"))
+        self.extensions[2].extra_compile_args += flags
         super().run()
+        if not self.inplace:
+            self.add_audits(Path(self.build_lib) / "dhp_safe_fa", has_kernels=nvcc is not None)
+
+    def add_audits(self, package: Path, has_kernels: bool) -> None:
+        """What a checkout reads from tests/ and audits/ goes into the package."""
+        if has_kernels:
+            controls = gate_controls()
+            controls.build_controls(controls.CACHE)
+            planted = package / controls.PACKAGED.relative_to(ROOT / "dhp_safe_fa")
+            planted.mkdir(parents=True, exist_ok=True)
+            manifest = controls.CACHE / controls.MANIFEST
+            for name in [manifest.name, *json.loads(manifest.read_text())["cubins"]]:
+                shutil.copy2(controls.CACHE / name, planted)
+        audits = package / "audits"
+        audits.mkdir(exist_ok=True)
+        for file in sorted((ROOT / "audits").glob("*.json")):
+            shutil.copy2(file, audits)
+
+    def build_extensions(self) -> None:
+        # Some interpreters link everything with a path into their own installation.
+        self.compiler.linker_so = [part for part in self.compiler.linker_so if not part.startswith("-Wl,-rpath")]
+        super().build_extensions()
 
     def build_extension(self, extension: Extension) -> None:
         extension.library_dirs.append(str(Path(self.get_ext_fullpath(extension.name)).parent))
@@ -94,7 +130,7 @@ HEADERS = [str(path.relative_to(ROOT)) for path in sorted((ROOT / "csrc").rglob(
 
 setup(
     version=VERSION,
-    cmdclass={"build_ext": Build},
+    cmdclass={"build_ext": Build, "build_py": BuildPython},
     ext_modules=[
         Extension(
             "dhp_safe_fa.libdhp_fa",

@@ -1,0 +1,68 @@
+"""The build backend: setuptools', plus torch as a build requirement, but only where there is none to build against.
+
+An isolated build does not see the packages of the environment that it is for, and torch is far too large to be fetched
+for its headers alone. So the environment is searched first: `pip install .` fetches nothing if it has torch >= 2.10.
+Any such torch will do, because the shim uses the stable ABI of 2.10 and runs with every later one.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import sysconfig
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from setuptools import build_meta
+from setuptools.build_meta import (
+    build_editable,
+    build_sdist,
+    build_wheel,
+    get_requires_for_build_sdist,
+    prepare_metadata_for_build_editable,
+    prepare_metadata_for_build_wheel,
+)
+
+__all__ = [
+    "build_editable",
+    "build_sdist",
+    "build_wheel",
+    "find_torch",
+    "get_requires_for_build_editable",
+    "get_requires_for_build_sdist",
+    "get_requires_for_build_wheel",
+    "prepare_metadata_for_build_editable",
+    "prepare_metadata_for_build_wheel",
+]
+
+OLDEST_TORCH = (2, 10)  # the first whose stable ABI has all that csrc/torch/ops.cpp calls
+REQUIREMENT = "torch>=2.10"
+
+
+def _version(folder: Path) -> tuple[int, ...]:
+    """torch's version without importing it; () if the folder holds no torch."""
+    file = folder / "version.py"
+    match = re.search(r"^__version__ = '(\d+)\.(\d+)", file.read_text(), re.MULTILINE) if file.exists() else None
+    return tuple(map(int, match.groups())) if match else ()
+
+
+def find_torch() -> Path | None:
+    """The folder of a torch >= 2.10: of this interpreter's path, else of the environment that an isolated build is for;
+    None without one."""
+    spec = importlib.util.find_spec("torch")
+    folders = [Path(spec.origin).parent] if spec and spec.origin else []
+    folders += [Path(sysconfig.get_path(scheme)) / "torch" for scheme in ("purelib", "platlib")]
+    return next((folder for folder in folders if _version(folder) >= OLDEST_TORCH), None)
+
+
+def _torch() -> list[str]:
+    return [] if find_torch() else [REQUIREMENT]
+
+
+def get_requires_for_build_wheel(config_settings: Mapping[str, Any] | None = None) -> list[str]:
+    return [*build_meta.get_requires_for_build_wheel(config_settings), *_torch()]
+
+
+def get_requires_for_build_editable(config_settings: Mapping[str, Any] | None = None) -> list[str]:
+    return [*build_meta.get_requires_for_build_editable(config_settings), *_torch()]
