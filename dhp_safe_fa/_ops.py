@@ -17,6 +17,7 @@ from torch import Tensor
 ARGUMENTS = "Tensor q, Tensor k, Tensor v, bool is_causal=False, float? scale=None, int causal_offset=0"
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 CPU_MAX_HEAD_DIM = 256  # as in csrc/attention.c
+OLDEST_TORCH = (2, 10)  # its stable ABI is what libdhp_torch.so was built for
 
 _library = torch.library.Library("dhp", "DEF")
 for _name, _returns in (("attention", "Tensor"), ("attention_lse", "(Tensor out, Tensor lse)")):
@@ -35,6 +36,8 @@ def _load() -> None:
         raise ImportError(
             f"{path} is missing: the package is not built. Run `pip install .`, or `make build` in a checkout."
         )
+    if tuple(map(int, torch.__version__.split(".")[:2])) < OLDEST_TORCH:  # would end in an undefined symbol
+        raise ImportError(f"torch {torch.__version__}; supported: 2.10 and newer. Run `pip install 'torch>=2.10'`.")
     torch.ops.load_library(str(path))
 
 

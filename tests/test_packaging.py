@@ -159,6 +159,12 @@ def test_an_old_torch_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, v
     assert build_backend.get_requires_for_build_wheel() == ([] if found else ["torch>=2.10"])
 
 
+def test_import_beside_an_old_torch_says_what_to_do() -> None:
+    code = "import torch; torch.__version__ = '2.9.1'; import dhp_safe_fa"
+    result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert "ImportError: torch 2.9.1; supported: 2.10 and newer. Run `pip install 'torch>=2.10'`." in result.stderr
+
+
 # ---- version ----------------------------------------------------------------------------------------------------
 
 
