@@ -12,6 +12,7 @@ from pathlib import Path
 
 LIBRARIES = {"dhp_safe_fa/libdhp_fa.so", "dhp_safe_fa/libdhp_torch.so"}
 CONTROLS = {"dhp_safe_fa/gates/planted/manifest.json", "dhp_safe_fa/gates/planted/plain.cubin"}
+POLICY = {"dhp_safe_fa/gates/sass_policy.json"}
 # A folder of somebody's machine: in a home, in a temporary or a working folder.
 PRIVATE_PATH = re.compile(rb"/(?:home|root|tmp|work|build|src)/[\w./-]+")
 
@@ -33,7 +34,7 @@ def check(path: Path, has_kernels: bool | None = None) -> list[str]:
         holds_kernels = b".nv.info" in wheel.read("dhp_safe_fa/libdhp_fa.so")  # a section of every cubin
         if has_kernels is not None and holds_kernels != has_kernels:
             wrong.append(f"libdhp_fa.so: {'holds' if holds_kernels else 'lacks'} GPU kernels")
-        for name in sorted((LIBRARIES | (CONTROLS if holds_kernels else set())) - names):
+        for name in sorted((LIBRARIES | POLICY | (CONTROLS if holds_kernels else set())) - names):
             wrong.append(f"{name}: missing")
         for name in sorted(name for name in names if name.endswith(".so")):
             for found in sorted(set(PRIVATE_PATH.findall(wheel.read(name)))):

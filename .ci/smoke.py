@@ -17,7 +17,6 @@ from dhp_safe_fa import _inspect
 package = Path(dhp_safe_fa.__file__).parent
 assert not (package.parent / "setup.py").exists(), f"a checkout is used, not the installed package: {package}"
 assert not any(map(shutil.which, ("cc", "gcc", "g++", "nvcc"))), "this is to be tried without a compiler in PATH"
-print(f"dhp_safe_fa {dhp_safe_fa.__version__}, torch {torch.__version__}, {_inspect.build_info()}")
 assert dhp_safe_fa.__version__ == _inspect.build_info()["version"]
 
 for dtype, bound in ((torch.float32, 1e-5), (torch.float16, 1e-3), (torch.bfloat16, 1e-2)):
@@ -33,10 +32,13 @@ kernels = _inspect.kernels()
 for kernel in kernels:
     cubin = _inspect.cubin(kernel["name"])
     assert hashlib.sha256(cubin).hexdigest() == kernel["cubin_sha256"]
-    print(f"{kernel['cubin_sha256']}  {kernel['name']}")
+
+report = subprocess.run([sys.executable, "-m", "dhp_safe_fa"], capture_output=True, text=True, check=True).stdout
+print(report)
+assert f"{len(kernels) or 'no'} GPU kernels" in report
 
 gate = subprocess.run([sys.executable, "-m", "dhp_safe_fa.gates", "sass"], capture_output=True, text=True)
-print(gate.stdout.strip().rsplit("\n", 1)[-1] or gate.stderr.strip())
+print(f"gate sass: exit code {gate.returncode}", gate.stderr.strip())
 if kernels:  # judged with the planted leaks that the wheel carries; NOT RUN only where NVIDIA's disassembler is missing
     assert gate.returncode == 0 or "nvdisasm was not found" in gate.stderr, gate.stdout + gate.stderr
 else:

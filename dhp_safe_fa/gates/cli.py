@@ -27,7 +27,10 @@ from .sass import Cubin, KernelReport, audit
 from .tools import NotRun
 from .verdict import EXIT_CODES, INVALID, NOT_RUN, GateResult, not_run, worst
 
-POLICY = Path(__file__).resolve().parents[2] / "audits" / "sass_policy.json"
+_PACKAGE = Path(__file__).resolve().parents[1]
+# The checkout's, and the copy that a wheel has of it.
+_POLICIES = (_PACKAGE.parent / "audits" / "sass_policy.json", _PACKAGE / "gates" / "sass_policy.json")
+POLICY = next(filter(Path.exists, _POLICIES), _POLICIES[0])
 # The gates that execute kernels, each a module here with run(subjects, quick, progress) -> list[GateResult].
 EXECUTING = {
     "counters": "hardware counters: equal on all inputs, to the last digit",
@@ -93,8 +96,6 @@ def _choose(arguments: argparse.Namespace) -> list[Cubin]:
 
 
 def _load_policy(path: Path | None) -> policy.Policy:
-    if path is None and not POLICY.exists():  # an installed package: no exceptions
-        return policy.Policy()
     return policy.load(path or POLICY)
 
 
