@@ -50,8 +50,8 @@ class Kernel:
 
 
 # (head_dim, tile_k, warpgroups, k_stages, v_stages, ctas, turn_cycles). More warpgroups in a CTA read k and v less
-# often and take turns at the tensor cores. One alone serves grids too small to fill the GPU otherwise; at head_dim 64 three
-# such CTAs fit a multiprocessor and overlap each other, which suits short sequences.
+# often and take turns at the tensor cores. One alone serves grids too small to fill the GPU otherwise; at head_dim 64
+# three such CTAs fit a multiprocessor and overlap each other, which suits short sequences.
 SHAPES = [
     (64, 128, 1, 2, 2, 3, 3000),
     (64, 128, 3, 3, 3, 1, 2650),

@@ -165,7 +165,7 @@ def run_executing(gate: str, arguments: argparse.Namespace, screen: Screen) -> t
 
 
 def run_all(arguments: argparse.Namespace, screen: Screen) -> tuple[str, dict[str, Any]]:
-    """The four gates; one that cannot run does not stop the others."""
+    """The four gates; one that cannot run does not stop the others. `quick` is true, false, or the gates that are."""
     verdicts, found = [], dict[str, Any](environment=report.environment())
     try:
         verdict, found["sass"] = run_sass(arguments, screen)
@@ -175,7 +175,8 @@ def run_all(arguments: argparse.Namespace, screen: Screen) -> tuple[str, dict[st
         verdict, found["sass"] = NOT_RUN, [result.as_json()]
     verdicts.append(verdict)
     for gate in EXECUTING:
-        verdict, found[gate] = run_executing(gate, arguments, screen)
+        quick = arguments.quick is True or gate in (arguments.quick or ())
+        verdict, found[gate] = run_executing(gate, argparse.Namespace(**vars(arguments) | {"quick": quick}), screen)
         verdicts.append(verdict)
     report.print_summary(screen.out, dict(zip(("sass", *EXECUTING), verdicts, strict=True)))
     return worst(verdicts), found
@@ -189,7 +190,7 @@ def run_stored(arguments: argparse.Namespace, screen: Screen) -> int:
     if arguments.gate == "status":
         return stored.status_command(arguments, screen.out)
     if arguments.gate == "evidence":
-        everything = argparse.Namespace(gate="all", kernel=None, peer=None, policy=None, quick=False)
+        everything = argparse.Namespace(gate="all", kernel=None, peer=None, policy=None, quick=arguments.quick)
         return stored.evidence_command(arguments, screen.out, lambda: run_all(everything, screen)[1])
     with screen.progress() as progress:
         task = progress.add_task("peers", total=None)

@@ -32,6 +32,9 @@ def add_commands(commands: Any) -> None:
     record = commands.add_parser("evidence", help="run everything on a Hopper GPU, and store what the gates say")
     record.add_argument("--from", dest="runs", metavar="FILE", type=Path, nargs="+", help="of `gates all --json FILE`")
     record.add_argument("--output", metavar="FILE", type=Path, default=evidence.CHECKOUT, help="default: %(default)s")
+    record.add_argument(
+        "--quick", metavar="GATE", choices=("counters", "timing"), nargs="+", default=[], help="with fewer repeats"
+    )
     peers = commands.add_parser("peers", help="run everything on the peers, and write audits/peers.json and peers.md")
     peers.add_argument("--peer", choices=targets.PEERS, nargs="+", default=[*targets.PEERS], help="default: all")
     peers.add_argument("--from", dest="runs", metavar="FILE", type=Path, nargs="+", help="merge stored runs instead")
@@ -66,7 +69,7 @@ def evidence_command(arguments: argparse.Namespace, out: Console, run_all: Calla
         from .subjects import require_gpu
 
         require_gpu()
-        runs = [run_all()]
+        runs = [{**run_all(), "quick": arguments.quick}]
         LAST_RUN.parent.mkdir(parents=True, exist_ok=True)
         LAST_RUN.write_text(json.dumps(runs[0], indent=1) + "\n")
     listings = {kernel["name"]: evidence_writer.listing_digest(_inspect.cubin(kernel["name"])) for kernel in kernels}
