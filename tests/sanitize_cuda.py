@@ -22,6 +22,7 @@ SHAPES = [  # B, Hq, Hk, Sq, Sk
     (2, 4, 2, 130, 300),
     (1, 1, 1, 200, 40),
     (1, 132, 12, 100, 130),
+    (1, 132, 12, 192, 1500),
 ]
 
 
@@ -42,7 +43,7 @@ def main() -> None:
     may_fail_closed: bool = parser.parse_args().may_fail_closed
 
     used, closed = set(), 0
-    for dtype, head_dim in itertools.product((torch.float16, torch.bfloat16), (64, 56, 128, 72)):
+    for dtype, head_dim in itertools.product((torch.float16, torch.bfloat16), (64, 56, 128, 72, 256, 200)):
         for b, hq, hk, sq, sk in SHAPES:
             q = torch.randn(b, hq, sq, head_dim, device="cuda").to(dtype)
             k, v = torch.randn(2, b, hk, sk, head_dim, device="cuda").to(dtype)

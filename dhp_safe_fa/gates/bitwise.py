@@ -16,7 +16,7 @@ import dhp_safe_fa
 from . import controls, inputs
 from .bitwise_compare import Outputs, compare_outputs, compare_runs
 from .bitwise_load import Load
-from .bitwise_memory import PoisonedPool, WrongMemory
+from .bitwise_memory import PoisonedBlocks, WrongMemory
 from .bitwise_rows import Rows, recompute
 from .inputs import Shape
 from .planted import THREADS, Planted
@@ -53,15 +53,9 @@ FULL = Extent(runs=1000, class_runs=50, control_runs=200)
 def repeat(
     call: Callable[[], Outputs], names: Sequence[str], runs: int, beside: Callable[[], None] = lambda: None
 ) -> str:
-    """`compare_runs` on a poisoned pool of its own. WrongMemory if the call did not stay in it."""
-    pool = PoisonedPool()
-    for _ in range(2):  # what a library sets up at first use is not part of every call
-        with pool.use():
-            call()
-    pool.warm_up()
-    said = compare_runs(call, names, pool, runs, beside)
-    pool.check_unchanged()
-    return said
+    """`compare_runs` on poisoned memory. WrongMemory if the call was given other memory."""
+    call()  # what a library sets up at first use is not part of every call
+    return compare_runs(call, names, PoisonedBlocks(call()), runs, beside)
 
 
 # ---- controls --------------------------------------------------------------------------------------------------------
@@ -134,7 +128,6 @@ def repeat_shape(subject: Subject, shape: Shape, extent: Extent) -> tuple[list[s
         call = call_of(*inputs.make("normal", shape, _SEED))
         load = Load()
         problems.append(("normal, beside a load", repeat(call, _names(call()), extent.runs, load)))
-    torch.cuda.empty_cache()  # the pools of this shape
     return [f"{shape} {name}: {said}" for name, said in problems if said], load.busy_share()
 
 

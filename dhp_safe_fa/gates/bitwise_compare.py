@@ -67,8 +67,7 @@ def compare_runs(
     def once(run: int) -> Outputs:
         memory.poison(run)
         beside()
-        with memory.use():
-            outputs = call()
+        outputs = call()
         memory.check(outputs)
         return outputs
 

@@ -72,7 +72,8 @@ def assemble(
     if environment.get("kernels") != {kernel["name"]: kernel["cubin_sha256"] for kernel in kernels}:
         raise Refused("the run was made with other kernels than this build holds")
     quick = sorted({gate for run in runs for gate in run.get("quick", [])})
-    head = {"schema": evidence.SCHEMA, "environment": environment, "quick": quick, "runs_sha256": [digest(run) for run in runs]}
+    digests = [digest(run) for run in runs]
+    head = {"schema": evidence.SCHEMA, "environment": environment, "quick": quick, "runs_sha256": digests}
     for limit in _NESTED_LIMITS:
         entries = {kernel["name"]: _entry(kernel, listings[kernel["name"]], runs, limit) for kernel in kernels}
         content = {**head, "kernels": entries}

@@ -215,10 +215,11 @@ def test_command_runs_all_gates(anywhere: None, tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(stored, "LAST_RUN", tmp_path / "build" / "run.json")
     monkeypatch.setattr(cli, "run_all", lambda arguments, screen: (asked.append(arguments), ("PASS", some_run()))[1])
     out = tmp_path / "evidence.json"
-    assert cli.main(["evidence", "--output", str(out)]) == 0
-    assert [(a.quick, a.kernel, a.peer) for a in asked] == [(False, None, None)]
+    assert cli.main(["evidence", "--output", str(out), "--quick", "timing"]) == 0
+    assert [(a.quick, a.kernel, a.peer) for a in asked] == [(["timing"], None, None)]
+    assert json.loads(out.read_text())["quick"] == ["timing"]
     assert evidence.load(out).kernels == some_content()["kernels"]
-    assert json.loads(stored.LAST_RUN.read_text()) == some_run()
+    assert json.loads(stored.LAST_RUN.read_text()) == {**some_run(), "quick": ["timing"]}
 
 
 def test_command_without_a_gpu(

@@ -1,10 +1,10 @@
-"""The gate bitwise: comparing, repeating and recomputing rows on the CPU; the poisoned pool and the load on the GPU."""
+"""The gate bitwise: comparing, repeating and recomputing rows on the CPU; poisoned memory and the load on the GPU."""
 
 from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ from torch import Tensor
 import dhp_safe_fa
 from dhp_safe_fa.gates import bitwise, bitwise_load, bitwise_rows, cli, controls, inputs, subjects
 from dhp_safe_fa.gates.bitwise_compare import compare_outputs, compare_runs, first_difference
-from dhp_safe_fa.gates.bitwise_memory import PoisonedPool, WrongMemory
+from dhp_safe_fa.gates.bitwise_memory import PoisonedBlocks, WrongMemory
 from dhp_safe_fa.gates.bitwise_rows import Rows
 from dhp_safe_fa.gates.inputs import Shape
 from dhp_safe_fa.gates.subjects import Subject
@@ -62,9 +62,6 @@ class Unpoisoned:
 
     def poison(self, run: int) -> None:
         self.poisoned.append(run)
-
-    def use(self) -> AbstractContextManager[object]:
-        return nullcontext()
 
     def check(self, outputs: Sequence[Tensor]) -> None:
         assert outputs
@@ -276,43 +273,25 @@ def gpu() -> None:
         pytest.skip(str(error))
 
 
-def test_the_pool_holds_the_poison_and_another_one_in_each_run(gpu: None) -> None:
-    sizes = (10, 2**19, 3 * 2**20, 50 * 2**20)
-    pool = PoisonedPool()
+def test_outputs_hold_the_poison_and_another_one_in_each_run(gpu: None) -> None:
+    def call() -> tuple[torch.Tensor, ...]:
+        return tuple(torch.empty(size, dtype=torch.uint8, device="cuda") for size in (10, 2**21, 3 * 2**23 + 1))
 
-    def call() -> list[Tensor]:
-        return [torch.empty(size, dtype=torch.uint8, device="cuda") for size in sizes]
-
-    with pool.use():
-        call()
-    pool.warm_up()
+    memory = PoisonedBlocks(call())
     for run in (0, 1, 255, 256):
-        pool.poison(run)
-        with pool.use():
-            outputs = call()
-        pool.check(outputs)
+        memory.poison(run)
+        outputs = call()
+        memory.check(outputs)
         assert all(bool((output == run * 37 % 256).all()) for output in outputs)
         del outputs
-    pool.check_unchanged()
 
 
 def test_memory_that_was_not_poisoned_is_noticed(gpu: None) -> None:
-    pool = PoisonedPool()
-    with pool.use():
-        torch.empty(10, device="cuda")
-    pool.warm_up()
+    before = torch.empty(10, device="cuda")
+    memory = PoisonedBlocks([before])
+    memory.poison(0)
     with pytest.raises(WrongMemory, match="does not lie"):
-        pool.check([torch.empty(10, device="cuda")])
-    with pool.use():
-        kept = torch.empty(2**26, device="cuda")
-    with pytest.raises(WrongMemory, match="more memory"):
-        pool.check_unchanged()
-    del kept
-    with pool.use():
-        held = torch.empty(10, device="cuda")
-    with pytest.raises(WrongMemory, match="did not give back"):
-        pool.poison(0)
-    assert held.numel() == 10
+        memory.check([before])
 
 
 def test_the_load_runs_beside(gpu: None) -> None:
