@@ -341,7 +341,9 @@ def set_policy(name: Name | None) -> Policy | None:
     """
     # torch lists the functions that a mode can see once, by their names, and torch.compile goes by that list: it has to
     # be made while torch's own function stands behind its name.
-    torch.overrides.get_overridable_functions()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of what torch imports for that, and has deprecated
+        torch.overrides.get_overridable_functions()
 
     global _default
     before, _default = _default, None if name is None else policy(name)

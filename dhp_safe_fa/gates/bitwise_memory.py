@@ -34,7 +34,8 @@ class PoisonedBlocks:
     """
 
     def __init__(self, outputs: Sequence[Tensor]) -> None:
-        self._sizes = [max(1, output.numel() * output.element_size()) for output in outputs] + [_WORKSPACE_BYTES]
+        storages = [output.untyped_storage().nbytes() for output in outputs]  # an output may be a part of one
+        self._sizes = [max(1, size) for size in storages] + [_WORKSPACE_BYTES]
         self._filled: list[tuple[int, int]] = []  # address, bytes
 
     def poison(self, run: int) -> None:
