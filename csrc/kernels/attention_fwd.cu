@@ -188,11 +188,12 @@ static __device__ __forceinline__ void load_tile(int go, const loader *l, int sl
  * In turn 0: tiles of the next walk that the last walk could not ask for, because this one, being so short, lies
  * between. `slot` is where the tile of turn 1 goes.
  */
-static __device__ __forceinline__ void load_skipped(const loader *l, int slot, const work *w, const work *next) {
+static __device__ __forceinline__ void load_skipped(int go, const loader *l, int slot, const work *w,
+                                                    const work *next) {
 #pragma unroll
   for (int u = 1; u < K_STAGES; u++) {
     const int at = slot + u + l->late;
-    load_tile(u + l->late < l->stages && u >= w->tiles, l, at >= l->stages ? at - l->stages : at, u, w, next);
+    load_tile(go && u + l->late < l->stages && u >= w->tiles, l, at >= l->stages ? at - l->stages : at, u, w, next);
   }
 }
 
@@ -408,11 +409,11 @@ dhp_attention_fwd(const __grid_constant__ CUtensorMap q_map, const __grid_consta
 #define AWAIT_V() arrived &= mbarrier_wait(v_full + 8 * v.slot, v.parity, p.zero)
 
 /* Ends the part of turn t that is issued in the turn. */
-#define END_TURN(is_last)                                                       \
-  do {                                                                          \
-    bar_arrive(WARPGROUPS > 1 && !(is_last), next_turn, TURN_THREADS);          \
-    load_tile(1, &load, load_slot, t - 1 - load.late + load.stages, &w, &next); \
-    load_slot = slot_after(load_slot, load.stages);                             \
+#define END_TURN(is_last)                                                                  \
+  do {                                                                                     \
+    bar_arrive(WARPGROUPS > 1 && !(is_last), next_turn, TURN_THREADS);                     \
+    load_tile((int)arrived, &load, load_slot, t - 1 - load.late + load.stages, &w, &next); \
+    load_slot = slot_after(load_slot, load.stages);                                        \
   } while (0)
 
 /*
@@ -468,7 +469,7 @@ dhp_attention_fwd(const __grid_constant__ CUtensorMap q_map, const __grid_consta
     bar_arrive(WARPGROUPS > 1, next_turn, TURN_THREADS);
     const work next = work_of(&p, ++round);
     prefetch_queries(loads_q && next.tiles > 0, &q_map, next.row + (group << p.log2_rows), &next);
-    load_skipped(&load, load_slot, &w, &next);
+    load_skipped((int)arrived, &load, load_slot, &w, &next);
     wgmma_wait(0);
     SOFTMAX(1);
     pack_probabilities(probabilities, s);
@@ -486,7 +487,8 @@ dhp_attention_fwd(const __grid_constant__ CUtensorMap q_map, const __grid_consta
     wgmma_fence();
     ISSUE_OUTPUT();
     END_TURN(is_last_group && next.tiles == 0);
-    load_queries(loads_q && next.tiles > 0, &q_map, q_rows, q_full, next.row + (group << p.log2_rows), &next);
+    load_queries(loads_q && arrived && next.tiles > 0, &q_map, q_rows, q_full, next.row + (group << p.log2_rows),
+                 &next);
     float factor[2];
     const float poison = arrived ? 0.f : NAN;
 #pragma unroll

@@ -27,7 +27,7 @@ extern "C" __global__ void __launch_bounds__(1024, 2) clean(const float *secret,
   float live[LIVE];
 #pragma unroll
   for (int i = 0; i < LIVE; i++) {
-    index[i] = threadIdx.x * (LIVE + 1) + i; // no two threads write the same place
+    index[i] = threadIdx.x * LIVE + i; // no two threads write the same place
     live[i] = secret[index[i]];
     asm volatile("" : "+f"(live[i]), "+r"(index[i]));
   }
