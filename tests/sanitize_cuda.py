@@ -1,8 +1,9 @@
 """A few calls of every shipped kernel, small enough for compute-sanitizer: run by `make sanitize` on a Hopper GPU.
 
 Odd lengths, causal and full, GQA, a query longer than its keys, fully masked rows, head dimensions that need zero fill.
-Every output row must be right. With --may-fail-closed it may also be NaN from end to end: racecheck slows the warp
-that loads by more than the kernel is willing to wait for a tile; it must then fail closed, never return wrong numbers.
+Every output row must be right. With --may-fail-closed it may also be NaN from end to end: synccheck and racecheck slow
+the warps that load by more than the kernel is willing to wait for a tile; it must then fail closed, never return wrong
+numbers.
 """
 
 from __future__ import annotations
