@@ -31,7 +31,7 @@ def imported(name: str, revision: str) -> Record:
         name=name,
         kind="imported",
         date=environment["date"],
-        commit=environment["commit"],
+        commit=None if environment["dirty"] else environment["commit"],  # other sources than the commit's: unknown
         chip=chip.of_environment(environment, None),
         settings=report.settings,
         source=source,

@@ -130,17 +130,19 @@ def test_a_log_that_is_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
 
 @pytest.mark.skipif(not (ROOT / ".git").exists(), reason="imports read git history, and this copy has none")
 def test_import(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A stored result of the project's own history, if this clone is deep enough; and commits that have none."""
+    """Stored results of the project's own history, if this clone is deep enough; and commits that have none."""
     log = tmp_path / "iterations.jsonl"
     assert "git rev-parse failed" in refused(log, capsys, "import", "x", "no-such-commit")
-    commit = next(r.source for r in load(ROOT / "audits" / "iterations.jsonl").records if r.kind == "imported")
-    known = subprocess.run(["git", "-C", str(ROOT), "cat-file", "-e", f"{commit}^{{commit}}"], capture_output=True)
-    if known.returncode:
-        pytest.skip(f"this clone does not reach back to {commit}")
-    shown(log, capsys, "import", "x", str(commit))
-    (record,) = load(log).records
-    assert record.kind == "imported" and record.source == commit and record.decision is None
-    assert record.kernels[0].registers is None and record.chip is not None and record.chip.dram_gbs is None
-    original = next(r for r in load(ROOT / "audits" / "iterations.jsonl").records if r.source == commit)
-    assert records.to_line(dataclasses.replace(original, name="x")) == records.to_line(record)
+    imported = [record for record in load(ROOT / "audits" / "iterations.jsonl").records if record.kind == "imported"]
+    for original in imported:
+        commit = str(original.source)
+        known = subprocess.run(["git", "-C", str(ROOT), "cat-file", "-e", f"{commit}^{{commit}}"], capture_output=True)
+        if known.returncode:
+            pytest.skip(f"this clone does not reach back to {commit}")
+        shown(log, capsys, "import", original.name, commit)
+        record = load(log).records[-1]
+        assert record.kind == "imported" and record.source == commit and record.decision is None
+        assert record.kernels[0].registers is None and record.chip is not None and record.chip.dram_gbs is None
+        assert records.to_line(record) == records.to_line(original)
+    assert imported[-1].commit is None  # its sources differed from every commit
     assert stored.RESULT.endswith(".json")
