@@ -126,7 +126,8 @@ class Build(build_ext):
         return str(build_ext.get_ext_filename(self, name))
 
 
-HEADERS = [str(path.relative_to(ROOT)) for path in sorted((ROOT / "csrc").rglob("*.h"))]
+# What else an extension is built anew for: its flags are in this file.
+DEPENDS = ["setup.py", *(str(path.relative_to(ROOT)) for path in sorted((ROOT / "csrc").rglob("*.h")))]
 
 setup(
     version=VERSION,
@@ -141,7 +142,7 @@ setup(
                 "csrc/cuda/layout.c",
                 *(str(path.relative_to(ROOT)) for path in sorted((ROOT / "csrc" / "cpu").glob("*.c"))),
             ],
-            depends=HEADERS,
+            depends=DEPENDS,
             include_dirs=["csrc"],
             extra_compile_args=["-std=gnu11", *C_FLAGS],
             extra_link_args=["-ldl", "-lpthread", "-lm"],
@@ -149,7 +150,7 @@ setup(
         Extension(
             "dhp_safe_fa.libdhp_torch",
             sources=["csrc/torch/ops.cpp"],
-            depends=HEADERS,
+            depends=DEPENDS,
             language="c++",
             define_macros=[("TORCH_TARGET_VERSION", TORCH_2_10)],
             extra_compile_args=["-std=c++17", *C_FLAGS],
@@ -161,7 +162,7 @@ setup(
         Extension(
             "dhp_safe_fa._inspect",
             sources=["csrc/python/inspect.cpp"],
-            depends=HEADERS,
+            depends=DEPENDS,
             language="c++",
             define_macros=[("DHP_VERSION", f'"{VERSION}"')],
             libraries=["dhp_fa"],
