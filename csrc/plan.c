@@ -8,6 +8,7 @@
 
 #include "attention.h"
 #include "error.h"
+#include "kernels/attention_fwd.h"
 #include "kernels/kernel_table.h"
 
 enum {
@@ -16,9 +17,7 @@ enum {
   /* Keys and values that are meant to stay in the 50 MB L2 at a time, beside queries and outputs passing through. */
   L2_BUDGET_BYTES = 32 << 20,
   /* Query tiles of a launch: the kernel counts them in int32, and adds the size of the grid to the last. */
-  MAX_ITEMS = INT32_MAX - 1024,
-  /* Query rows that a warpgroup of the kernels holds. */
-  ROWS = 64
+  MAX_ITEMS = INT32_MAX - 1024
 };
 
 int dhp_kernel_count(void) { return dhp_kernel_table_size; }
@@ -70,9 +69,9 @@ static sharing share(const dhp_attention *args, const dhp_kernel_info *kernel) {
   const int64_t *const q = args->q.size;
   const int64_t heads_per_key_head = q[1] / args->k.size[1];
   int pack = 1;
-  while (heads_per_key_head % (2 * pack) == 0 && 2 * pack * q[2] <= ROWS)
+  while (heads_per_key_head % (2 * pack) == 0 && 2 * pack * q[2] <= DHP_FWD_ROWS)
     pack *= 2;
-  return (sharing){pack, q[0] * q[1] / pack, ceil_div(q[2], kernel->warpgroups * ROWS / pack)};
+  return (sharing){pack, q[0] * q[1] / pack, ceil_div(q[2], kernel->warpgroups * DHP_FWD_ROWS / pack)};
 }
 
 /*
@@ -97,10 +96,14 @@ static double cost_of(const dhp_attention *args, const dhp_kernel_info *kernel) 
 
 static const dhp_kernel_info *choose_kernel(const dhp_attention *args, int head_dim) {
   const dhp_kernel_info *best = NULL;
+  double lowest = 0.;
   for (int i = 0; i < dhp_kernel_table_size; i++) {
     const dhp_kernel_info *const kernel = &dhp_kernel_table[i];
     if (kernel->dtype != args->q.dtype || kernel->head_dim != head_dim) continue;
-    if (!best || cost_of(args, kernel) < cost_of(args, best)) best = kernel;
+    const double cost = cost_of(args, kernel);
+    if (best && cost >= lowest) continue;
+    best = kernel;
+    lowest = cost;
   }
   return best;
 }
@@ -146,10 +149,10 @@ dhp_status dhp_plan_attention(const dhp_attention *args, dhp_plan *plan, dhp_err
   if (q[0] > MAX_ITEMS || q[1] > MAX_ITEMS || q[0] * q[1] > MAX_ITEMS)
     return dhp_fail(error, DHP_UNSUPPORTED, "q: batch %lld times heads %lld; supported on CUDA: up to %d together",
                     (long long)q[0], (long long)q[1], MAX_ITEMS);
-  if (q[0] * q[1] * ceil_div(q[2], ROWS) > MAX_ITEMS)
+  if (q[0] * q[1] * ceil_div(q[2], DHP_FWD_ROWS) > MAX_ITEMS)
     return dhp_fail(error, DHP_UNSUPPORTED,
                     "q: %lld heads in the batch of %lld tiles of %d rows; supported on CUDA: up to %d tiles in all",
-                    (long long)(q[0] * q[1]), (long long)ceil_div(q[2], ROWS), ROWS, MAX_ITEMS);
+                    (long long)(q[0] * q[1]), (long long)ceil_div(q[2], DHP_FWD_ROWS), DHP_FWD_ROWS, MAX_ITEMS);
 
   const dhp_kernel_info *const kernel = choose_kernel(args, head_dim);
   const sharing by = share(args, kernel);

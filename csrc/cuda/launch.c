@@ -120,6 +120,7 @@ static dhp_status enqueue(const dhp_driver *driver, CUfunction function, const d
   const dhp_tensor *const k = seqlen_k > 0 ? &args->k : &args->q, *const v = seqlen_k > 0 ? &args->v : &args->q;
   const int64_t length = seqlen_k > 0 ? seqlen_k : 1;
   const int rows = DHP_FWD_ROWS / plan->heads_per_tile;
+  const int64_t packs = args->q.size[1] / plan->heads_per_tile; /* of one batch */
 
   CUtensorMap q_map, k_map, v_map;
   dhp_status status = describe(driver, &q_map, &args->q, seqlen_q, rows, plan->heads_per_tile, error);
@@ -144,12 +145,12 @@ static dhp_status enqueue(const dhp_driver *driver, CUfunction function, const d
       .is_causal = args->is_causal != 0,
       .causal_offset = dhp_clamp_offset(args),
       .log2_rows = log2_of(rows),
-      .packs = (int32_t)(args->q.size[1] / plan->heads_per_tile),
+      .packs = (int32_t)packs,
       .q_tiles = (int32_t)plan->q_tiles,
       .paired = plan->paired,
       .packs_per_group = plan->packs_per_group,
       .items = (int32_t)plan->items,
-      .items_per_pack = (int32_t)(plan->paired ? (plan->q_tiles + 1) / 2 : plan->q_tiles),
+      .items_per_pack = (int32_t)(plan->items / (args->q.size[0] * packs)),
       .scale = args->scale,
       .scale_log2 = scale_log2,
       .highest_score = FLT_MAX / fmaxf(1.f, ldexpf(1.f, exponent)),

@@ -154,14 +154,14 @@ static __device__ __forceinline__ loader loader_of(int warp, const CUtensorMap *
                                                    uint32_t base) {
   const int index = warp - FIRST_LOADER, loads_v = index >= LOADERS;
   const int first_box = (index - loads_v * LOADERS) * LOADS;
-  const uint32_t full = base + SHARED_BARRIERS;
+  const uint32_t barriers = base + SHARED_BARRIERS;
   loader l;
   l.active = index >= 0 && index < 2 * LOADERS;
   l.late = loads_v;
   l.stages = loads_v ? V_STAGES : K_STAGES;
   l.map = loads_v ? v_map : k_map;
   l.tiles = base + (loads_v ? SHARED_V : SHARED_K) + first_box * KV_BOX_BYTES;
-  l.full = full + (loads_v ? V_FULL : K_FULL);
+  l.full = barriers + (loads_v ? V_FULL : K_FULL);
   l.column = first_box * DHP_FWD_BOX;
   return l;
 }

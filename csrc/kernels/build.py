@@ -28,7 +28,6 @@ from wgmma import header  # noqa: E402
 
 SOURCE = HERE / "attention_fwd.cu"
 INPUTS = [HERE.parent / "ct.h", *sorted(path for path in HERE.iterdir() if path.suffix in (".cu", ".cuh", ".h", ".py"))]
-ENTRY = "dhp_attention_fwd"
 
 
 @dataclass(frozen=True)

@@ -55,10 +55,6 @@ class Operand:
     offset: int = 0  # of mem: the constant of the last brackets
     value: int | None = None  # of imm, if it is an integer
 
-    @property
-    def is_register(self) -> bool:
-        return self.register is not None
-
 
 def location_name(location: int) -> str:
     """``R4``, ``UP0``, ``local[-0x10]``."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dhp_safe_fa.gates import controls, tools
+from dhp_safe_fa.gates import controls, subjects, tools
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -33,3 +33,12 @@ def planted(nvdisasm: None) -> controls.Controls:
 def outcomes(planted: controls.Controls) -> dict[str, controls.Outcome]:
     """What the gate says of each control."""
     return {outcome.name: outcome for outcome in controls.run_controls(planted)}
+
+
+@pytest.fixture
+def gpu() -> None:
+    """Skips where there is no Hopper GPU, with the cause."""
+    try:
+        subjects.require_gpu()
+    except tools.NotRun as error:
+        pytest.skip(str(error))

@@ -11,13 +11,12 @@ import torch
 from torch import Tensor
 
 import dhp_safe_fa
-from dhp_safe_fa.gates import bitwise, bitwise_load, bitwise_rows, cli, controls, inputs, subjects
+from dhp_safe_fa.gates import bitwise, bitwise_load, bitwise_rows, cli, controls, inputs
 from dhp_safe_fa.gates.bitwise_compare import compare_outputs, compare_runs, first_difference
 from dhp_safe_fa.gates.bitwise_memory import PoisonedBlocks, WrongMemory
 from dhp_safe_fa.gates.bitwise_rows import Rows
 from dhp_safe_fa.gates.inputs import Shape
 from dhp_safe_fa.gates.subjects import Subject
-from dhp_safe_fa.gates.tools import NotRun
 from dhp_safe_fa.gates.verdict import FAIL, INVALID, NOT_RUN, PASS, ControlOutcome
 
 # ---- comparing -------------------------------------------------------------------------------------------------------
@@ -263,14 +262,6 @@ def test_without_a_gpu_it_is_not_run(monkeypatch: pytest.MonkeyPatch, capsys: py
 
 
 # ---- on the GPU ------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def gpu() -> None:
-    try:
-        subjects.require_gpu()
-    except NotRun as error:
-        pytest.skip(str(error))
 
 
 def test_outputs_hold_the_poison_and_another_one_in_each_run(gpu: None) -> None:

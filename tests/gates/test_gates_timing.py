@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from dhp_safe_fa.gates import cli, controls, subjects, timing, timing_clock, timing_controls, timing_inputs
+from dhp_safe_fa.gates import cli, controls, timing, timing_clock, timing_controls, timing_inputs
 from dhp_safe_fa.gates.inputs import Shape
 from dhp_safe_fa.gates.subjects import Subject
 from dhp_safe_fa.gates.timing_clock import Job, Sample
@@ -353,14 +353,6 @@ def test_another_gpu_is_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 # ---- on the GPU ------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def gpu() -> None:
-    try:
-        subjects.require_gpu()
-    except NotRun as error:
-        pytest.skip(str(error))
 
 
 def test_the_clock_sees_twice_the_work(gpu: None) -> None:
