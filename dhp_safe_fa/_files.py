@@ -13,6 +13,8 @@ def write_whole(text: str, path: Path) -> None:
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as file:
             file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
         os.chmod(temporary, 0o644)  # mkstemp makes it readable by its owner alone
         os.replace(temporary, path)
     except BaseException:

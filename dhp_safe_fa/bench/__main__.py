@@ -18,7 +18,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from dhp_safe_fa import _inspect
 from dhp_safe_fa.bench import anchors, tables
 from dhp_safe_fa.bench.cases import DTYPES, Case, select
-from dhp_safe_fa.bench.environment import environment
+from dhp_safe_fa.bench.environment import environment, missing_hopper
 from dhp_safe_fa.bench.measurement import Settings, WrongResult, host_overhead, measure
 from dhp_safe_fa.bench.peers import Candidate, candidates, one_line
 from dhp_safe_fa.bench.results import Report, Result, load, save
@@ -107,6 +107,8 @@ def _check_outputs(args: argparse.Namespace) -> None:
 def _run(args: argparse.Namespace) -> Report | None:
     """Measures what the arguments ask for; None if they ask for a list."""
     missing = missing_hopper()
+    if missing is None and not _inspect.kernels():
+        missing = "this build has no GPU kernels: nvcc was not found"
     if args.device == "cuda" and missing:
         raise UsageError(f"--device cuda: {missing}")
     device = args.device or ("cpu" if missing else "cuda")
@@ -131,17 +133,6 @@ def _run(args: argparse.Namespace) -> Report | None:
     if not report.wrong:
         report.host_us = host_overhead(contestants, device, generator, HOST_ROUNDS)
     return report
-
-
-def missing_hopper() -> str | None:
-    """Why nothing can be run on CUDA, or None."""
-    if not torch.cuda.is_available():
-        return "torch sees no GPU"
-    if torch.cuda.get_device_capability() != (9, 0):
-        return f"{torch.cuda.get_device_name()} is not a Hopper GPU (compute capability 9.0)"
-    if not _inspect.kernels():
-        return "this build has no GPU kernels: nvcc was not found"
-    return None
 
 
 def served(cases: list[Case], device: str) -> tuple[list[Case], list[str]]:

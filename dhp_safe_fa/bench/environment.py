@@ -13,6 +13,7 @@ import torch
 
 import dhp_safe_fa
 from dhp_safe_fa import _inspect
+from dhp_safe_fa._sdpa import HOPPER
 
 # nvidia-smi's names for what is recorded of a GPU.
 GPU_QUERY = ("driver_version", "power.limit", "clocks.max.sm", "clocks.max.mem", "clocks.sm", "temperature.gpu")
@@ -32,6 +33,15 @@ def environment(device: str) -> dict[str, Any]:
         "kernels": {kernel["name"]: kernel["cubin_sha256"] for kernel in _inspect.kernels()},
     }
     return common | (_gpu() if device == "cuda" else _cpu())
+
+
+def missing_hopper() -> str | None:
+    """Why kernels cannot be timed on the current CUDA device, or None."""
+    if not torch.cuda.is_available():
+        return "torch sees no GPU"
+    if torch.cuda.get_device_capability() != HOPPER:
+        return f"{torch.cuda.get_device_name()} is not a Hopper GPU (compute capability 9.0)"
+    return None
 
 
 def _gpu() -> dict[str, Any]:

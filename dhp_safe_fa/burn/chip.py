@@ -70,15 +70,6 @@ def of_environment(env: dict[str, Any], dram_gbs: float | None) -> Chip:
         raise ValueError(f"not a CUDA run with its chip recorded: {error!r}") from error
 
 
-def missing() -> str | None:
-    """Why nothing can be timed here, or None."""
-    if not torch.cuda.is_available():
-        return "torch sees no GPU"
-    if torch.cuda.get_device_capability() != (9, 0):
-        return f"{torch.cuda.get_device_name()} is not a Hopper GPU (compute capability 9.0)"
-    return None
-
-
 def here() -> Chip:
     """The current GPU."""
     return of_environment(environment("cuda"), _dram_gbs())

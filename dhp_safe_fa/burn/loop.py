@@ -15,6 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from dhp_safe_fa.bench import Candidate, Case, Settings, WrongResult, anchors, candidates
 from dhp_safe_fa.bench.cases import select
+from dhp_safe_fa.bench.environment import missing_hopper
 from dhp_safe_fa.burn import builds, chip, gating, measuring, milestones, profiling, records
 from dhp_safe_fa.burn.library import Library, ShippedKernel
 from dhp_safe_fa.burn.records import AGAIN, GATES, OURS, PREVIOUS, Gate, Kernel, Record, Shape
@@ -89,7 +90,7 @@ def run(plan: Plan, change: Change, tell: Tell) -> Record:
     profiles, report, shapes, wrong = None, None, [], None
     if not _failed(gates):
         if here is None:
-            raise Refused(f"after the gate {GATES[0]} a Hopper GPU is needed: {chip.missing()}")
+            raise Refused(f"after the gate {GATES[0]} a Hopper GPU is needed: {missing_hopper()}")
         gates += gating.run_all(GATES[1:], ours.cubins(), not plan.full, tell)
     if not _failed(gates):
         profiled = _longest(cases)
@@ -131,7 +132,7 @@ def baseline(plan: Plan, tell: Tell) -> Record:
     """Iteration 0: torch's backends and the unfused chain at the start shapes and the sweep, without ours."""
     _, here, cases = _open(plan)
     if here is None:
-        raise Refused(f"the baseline needs a Hopper GPU: {chip.missing()}")
+        raise Refused(f"the baseline needs a Hopper GPU: {missing_hopper()}")
     peers = candidates("cuda")[0][1:]
     tell(f"times of {', '.join(peer.name for peer in peers)} at {len(cases)} shapes …")
     try:
@@ -151,7 +152,7 @@ def baseline(plan: Plan, tell: Tell) -> Record:
 def _open(plan: Plan) -> tuple[records.Log, records.Chip | None, list[Case]]:
     """The log, the GPU if there is one, and the cases: what can be refused before anything is built."""
     cases = plan.cases()
-    here = None if chip.missing() else chip.here()
+    here = None if missing_hopper() else chip.here()
     log = records.load(plan.log)
     log.check_new(plan.name, here.gpu if here else None)
     if here:

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import statistics
-import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from dhp_safe_fa._files import write_whole
 from dhp_safe_fa.bench.cases import Case, parse_case
 from dhp_safe_fa.burn import decode, milestones, verdict
 from dhp_safe_fa.burn.verdict import Decision
@@ -338,17 +337,7 @@ def append(path: Path, record: Record) -> None:
         from_line(line)
     except ValueError as error:
         raise LogError(f"not written: {error}") from error
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.writelines(f"{text}\n" for text in [*log.lines, line])
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(temporary, 0o644)  # mkstemp makes it readable by its owner alone
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
+    write_whole("".join(f"{text}\n" for text in [*log.lines, line]), path)
 
 
 def cases_in_common(records: Sequence[Record]) -> Iterator[str]:

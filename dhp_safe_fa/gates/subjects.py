@@ -18,6 +18,7 @@ from torch import Tensor
 
 import dhp_safe_fa
 from dhp_safe_fa import _inspect
+from dhp_safe_fa._sdpa import HOPPER
 from dhp_safe_fa.bench import peers
 
 from .inputs import Shape
@@ -57,7 +58,7 @@ def require_gpu() -> None:
     if not torch.cuda.is_available():
         raise NotRun("no CUDA GPU, or a torch without CUDA")
     capability = torch.cuda.get_device_capability()
-    if capability != (9, 0):
+    if capability != HOPPER:
         name = torch.cuda.get_device_name()
         raise NotRun(f"{name} has compute capability {capability[0]}.{capability[1]}; 9.0 (Hopper) is needed")
 

@@ -70,7 +70,7 @@ def workshop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workshop:
             return "cubin, grid"
 
     for target, name, value in (
-        (chip, "missing", lambda: None),
+        (loop, "missing_hopper", lambda: None),
         (chip, "here", lambda: samples.H100),
         (profiling, "find_ncu", lambda: "ncu"),
         (profiling, "profile", made.profile),
@@ -167,7 +167,7 @@ def test_without_a_gpu(
     workshop: Workshop, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Machine code can be judged anywhere; nothing else can."""
-    monkeypatch.setattr(chip, "missing", lambda: "torch sees no GPU")
+    monkeypatch.setattr(loop, "missing_hopper", lambda: "torch sees no GPU")
     assert workshop.run("x") == 2
     assert workshop.steps == ["build", "sass"]
     assert "a Hopper GPU is needed: torch sees no GPU" in capsys.readouterr().err
