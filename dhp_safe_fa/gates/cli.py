@@ -21,7 +21,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from dhp_safe_fa import evidence
 
-from . import controls, policy, report, stored, targets, tools
+from . import audits, controls, policy, report, targets, tools
 from .evidence_writer import Refused
 from .sass import Cubin, KernelReport, audit
 from .tools import NotRun
@@ -78,7 +78,7 @@ def _parser() -> argparse.ArgumentParser:
         gate, _ = add(name, f"{purpose}; needs a Hopper GPU")
         if name == "timing":
             gate.add_argument("--plot", metavar="FILE", type=Path, help="draw the distributions there")
-    stored.add_commands(gates)
+    audits.add_commands(gates)
     return parser
 
 
@@ -185,16 +185,16 @@ def run_all(arguments: argparse.Namespace, screen: Screen) -> tuple[str, dict[st
 # ---- what is kept under audits/ --------------------------------------------------------------------------------------
 
 
-def run_stored(arguments: argparse.Namespace, screen: Screen) -> int:
+def run_audits(arguments: argparse.Namespace, screen: Screen) -> int:
     """status, evidence or peers: the exit code."""
     if arguments.gate == "status":
-        return stored.status_command(arguments, screen.out)
+        return audits.status_command(arguments, screen.out)
     if arguments.gate == "evidence":
         everything = argparse.Namespace(gate="all", kernel=None, peer=None, policy=None, quick=arguments.quick)
-        return stored.evidence_command(arguments, screen.out, lambda: run_all(everything, screen)[1])
+        return audits.evidence_command(arguments, screen.out, lambda: run_all(everything, screen)[1])
     with screen.progress() as progress:
         task = progress.add_task("peers", total=None)
-        return stored.peers_command(
+        return audits.peers_command(
             arguments,
             screen.out,
             lambda text, done, total: progress.update(task, description=text, completed=done, total=total),
@@ -217,8 +217,8 @@ def main(argv: list[str] | None = None) -> int:
     screen = Screen(errors if json_file == "-" else _console(sys.stdout), errors)
     found: Any
     try:
-        if arguments.gate in stored.COMMANDS:
-            return run_stored(arguments, screen)
+        if arguments.gate in audits.COMMANDS:
+            return run_audits(arguments, screen)
         if arguments.gate == "all":
             verdict, found = run_all(arguments, screen)
         elif arguments.gate == "sass":

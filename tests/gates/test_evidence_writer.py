@@ -11,7 +11,7 @@ import torch
 from evidence_samples import HELD, KERNELS, LISTINGS, gate_result, some_content, some_run
 
 from dhp_safe_fa import _inspect, evidence
-from dhp_safe_fa.gates import cli, evidence_writer, stored, tools
+from dhp_safe_fa.gates import audits, cli, evidence_writer, tools
 from dhp_safe_fa.gates.evidence_writer import Refused, assemble, require_clean_build
 
 
@@ -212,14 +212,14 @@ def test_command_stores_a_run(anywhere: None, verdict: str, code: int, tmp_path:
 def test_command_runs_all_gates(anywhere: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
     monkeypatch.setattr("dhp_safe_fa.gates.subjects.require_gpu", lambda: None)
-    monkeypatch.setattr(stored, "LAST_RUN", tmp_path / "build" / "run.json")
+    monkeypatch.setattr(audits, "LAST_RUN", tmp_path / "build" / "run.json")
     monkeypatch.setattr(cli, "run_all", lambda arguments, screen: (asked.append(arguments), ("PASS", some_run()))[1])
     out = tmp_path / "evidence.json"
     assert cli.main(["evidence", "--output", str(out), "--quick", "timing"]) == 0
     assert [(a.quick, a.kernel, a.peer) for a in asked] == [(["timing"], None, None)]
     assert json.loads(out.read_text())["quick"] == ["timing"]
     assert evidence.load(out).kernels == some_content()["kernels"]
-    assert json.loads(stored.LAST_RUN.read_text()) == {**some_run(), "quick": ["timing"]}
+    assert json.loads(audits.LAST_RUN.read_text()) == {**some_run(), "quick": ["timing"]}
 
 
 def test_command_without_a_gpu(
