@@ -14,9 +14,10 @@
  * turn is P v alone; the next walk's q is loaded and O is stored while the others go on. The turns are named barriers.
  * With one warpgroup there is no turn to hand over; other CTAs on the multiprocessor take its place.
  *
- * There are no "empty" barriers: whoever gets turn t knows that every warp has finished turn t-1, so the places of
- * k(t-1) and v(t-2) are free. The loaders, warps of the last warpgroup, ask TMA for the tiles that come there
- * K_STAGES and V_STAGES turns later, in the next walk if this one ends before. So the stream of tiles never stops.
+ * Turn t needs the pair k(t), v(t-1), which shares a place in shared memory and a barrier; the last turn's v comes with
+ * the next walk's k(0). Before turn t the last warpgroup meets the others' end of turn t-1: the place of that pair is
+ * free, and its warps, the loaders, ask TMA for the pair that comes there STAGES turns later, in the next walk if this
+ * one ends before. So the stream of tiles never stops, and asking costs no time while others have the turn.
  *
  * Keys are walked from the last visible tile down to tile 0, in tiles of TILE_K counted from key 0, so the tiles that
  * need a mask come first, and the order of every sum is fixed by the keys alone: a row's bits do not depend on its
@@ -59,22 +60,24 @@ enum {
 enum { /* byte offsets from the 1024-aligned start */
        SHARED_Q = 0,
        SHARED_K = SHARED_Q + WARPGROUPS * Q_BYTES,
-       SHARED_V = SHARED_K + K_STAGES * KV_BYTES,
-       SHARED_BARRIERS = SHARED_V + V_STAGES * KV_BYTES
+       SHARED_V = SHARED_K + STAGES * KV_BYTES,
+       SHARED_BARRIERS = SHARED_V + STAGES * KV_BYTES
 };
 
 enum mbarrier {             /* byte offset of the first 8-byte mbarrier of a kind, from SHARED_BARRIERS */
                 Q_FULL = 0, /* + 8 warpgroup */
-                K_FULL = Q_FULL + 8 * WARPGROUPS, /* + 8 slot */
-                V_FULL = K_FULL + 8 * K_STAGES,
-                BARRIER_BYTES = V_FULL + 8 * V_STAGES
+                PAIR_FULL = Q_FULL + 8 * WARPGROUPS, /* + 8 slot */
+                BARRIER_BYTES = PAIR_FULL + 8 * STAGES
 };
 
 static_assert(DHP_FWD_SHARED_ALIGN + SHARED_BARRIERS + BARRIER_BYTES ==
-                  DHP_FWD_SHARED_BYTES(HEAD_DIM, TILE_K, WARPGROUPS, K_STAGES, V_STAGES),
+                  DHP_FWD_SHARED_BYTES(HEAD_DIM, TILE_K, WARPGROUPS, STAGES),
               "the host and the kernel disagree on the shared memory plan");
 
-enum named_barrier { TURN = 1 /* + warpgroup: its turn at the tensor cores; 0 is __syncthreads */ };
+enum named_barrier {                              /* 0 is __syncthreads */
+                     TURN = 1,                    /* + warpgroup: its turn at the tensor cores */
+                     FINISHED = TURN + WARPGROUPS /* + slot: all have finished the turn before that of this pair */
+};
 
 /* Threads that meet at a turn: the warpgroup that takes it and the one that hands it over, if there is another. */
 #define TURN_THREADS (WARPGROUPS > 1 ? 2 * DHP_FWD_WARPGROUP : DHP_FWD_WARPGROUP)
@@ -126,57 +129,54 @@ static __device__ __forceinline__ work work_of(const dhp_fwd_params *p, int roun
 
 /* ---- loading --------------------------------------------------------------------------------------------------- */
 
-/* A place among the tiles of k or v, and the parity that its barrier has in this round. */
+/* The place of a pair, and the parity that its barrier has in this round. */
 typedef struct place {
   int slot;
   uint32_t parity;
 } place;
 
-static __device__ __forceinline__ int slot_after(int slot, int stages) { return slot + 1 == stages ? 0 : slot + 1; }
+static __device__ __forceinline__ int slot_after(int slot) { return slot + 1 == STAGES ? 0 : slot + 1; }
 
-static __device__ __forceinline__ place place_after(place at, int stages) {
-  const int slot = slot_after(at.slot, stages);
+static __device__ __forceinline__ place place_after(place at) {
+  const int slot = slot_after(at.slot);
   const place after = {slot, at.parity ^ (uint32_t)(slot == 0)};
   return after;
 }
 
-/* What this warp loads of each k tile, or of each v tile. */
+/* What this warp loads of each pair. */
 typedef struct loader {
   int active; /* it loads something */
-  int late;   /* 1 for v, whose place is free one turn after that of k */
-  int stages; /* places for tiles */
+  int late;   /* 1 for v: of pair u it is tile u - 1 */
   const CUtensorMap *map;
-  uint32_t tiles, full; /* shared addresses of its part of place 0, and of that place's barrier */
-  int column;           /* of its first box */
+  uint32_t tiles; /* shared address of its part of place 0 */
+  int column;     /* of its first box */
 } loader;
 
 static __device__ __forceinline__ loader loader_of(int warp, const CUtensorMap *k_map, const CUtensorMap *v_map,
                                                    uint32_t base) {
   const int index = warp - FIRST_LOADER, loads_v = index >= LOADERS;
   const int first_box = (index - loads_v * LOADERS) * LOADS;
-  const uint32_t barriers = base + SHARED_BARRIERS;
   loader l;
   l.active = index >= 0 && index < 2 * LOADERS;
   l.late = loads_v;
-  l.stages = loads_v ? V_STAGES : K_STAGES;
   l.map = loads_v ? v_map : k_map;
   l.tiles = base + (loads_v ? SHARED_V : SHARED_K) + first_box * KV_BOX_BYTES;
-  l.full = barriers + (loads_v ? V_FULL : K_FULL);
   l.column = first_box * DHP_FWD_BOX;
   return l;
 }
 
 /*
- * If go: asks for tile u of this walk, counted from the last visible tile, or of the next walk if u is past the end, to
- * be put into slot. A tile beyond both walks is not asked for: load_skipped does that later.
+ * If go: asks for this warp's part of pair u of this walk, or of the next walk if its tile, counted from the last
+ * visible one, is past the end. A tile beyond both walks is not asked for: load_skipped does that later. After the last
+ * walk there is no k: a tile of zeros, from before the first key, completes the pair.
  */
-static __device__ __forceinline__ void load_tile(int go, const loader *l, int slot, int u, const work *w,
-                                                 const work *next) {
-  const int past = u >= w->tiles;
-  const int tile = past ? next->tiles - 1 - (u - w->tiles) : w->tiles - 1 - u;
+static __device__ __forceinline__ void load_pair(int go, const loader *l, uint32_t pairs_full, int slot, int u,
+                                                 const work *w, const work *next) {
+  const int index = u - l->late, past = index >= w->tiles, is_last = next->tiles == 0 && !l->late;
+  const int tile = past ? next->tiles - 1 - (index - w->tiles) : w->tiles - 1 - index;
   const int key_head = past ? next->key_head : w->key_head, batch = past ? next->batch : w->batch;
-  const int wanted = go && l->active && tile >= 0;
-  const uint32_t full = l->full + 8 * slot;
+  const int wanted = go && l->active && index < w->tiles + next->tiles + is_last;
+  const uint32_t full = pairs_full + 8 * slot;
   mbarrier_arrive_expect_tx(wanted, full, LOADS * KV_BOX_BYTES);
 #pragma unroll
   for (int box = 0; box < LOADS; box++)
@@ -186,14 +186,14 @@ static __device__ __forceinline__ void load_tile(int go, const loader *l, int sl
 
 /*
  * In turn 0: tiles of the next walk that the last walk could not ask for, because this one, being so short, lies
- * between. `slot` is where the tile of turn 1 goes.
+ * between. `slot` is that of pair 1.
  */
-static __device__ __forceinline__ void load_skipped(int go, const loader *l, int slot, const work *w,
-                                                    const work *next) {
+static __device__ __forceinline__ void load_skipped(int go, const loader *l, uint32_t pairs_full, int slot,
+                                                    const work *w, const work *next) {
 #pragma unroll
-  for (int u = 1; u < K_STAGES; u++) {
-    const int at = slot + u + l->late;
-    load_tile(go && u + l->late < l->stages && u >= w->tiles, l, at >= l->stages ? at - l->stages : at, u, w, next);
+  for (int u = 1; u < STAGES; u++) {
+    load_pair(go && u - l->late >= w->tiles, l, pairs_full, slot, u, w, next);
+    slot = slot_after(slot);
   }
 }
 
@@ -354,7 +354,7 @@ dhp_attention_fwd(const __grid_constant__ CUtensorMap q_map, const __grid_consta
   const uint32_t base = (shared_address(shared) + DHP_FWD_SHARED_ALIGN - 1) & ~(uint32_t)(DHP_FWD_SHARED_ALIGN - 1);
   const int warp = warp_index();
   const int group = warp / WARPS_PER_GROUP, lane = (int)threadIdx.x % 32;
-  const uint32_t k_full = base + SHARED_BARRIERS + K_FULL, v_full = base + SHARED_BARRIERS + V_FULL;
+  const uint32_t pairs_full = base + SHARED_BARRIERS + PAIR_FULL;
   const uint32_t q_full = base + SHARED_BARRIERS + Q_FULL + 8 * group;
   const uint32_t q_rows = base + SHARED_Q + group * Q_BYTES;
   const uint32_t q_descriptor = matrix_descriptor(q_rows, 16); /* leading bytes unused: K-major, one box a step */
@@ -369,76 +369,76 @@ dhp_attention_fwd(const __grid_constant__ CUtensorMap q_map, const __grid_consta
     tma_prefetch_map(&v_map);
 #pragma unroll
     for (int i = 0; i < BARRIER_BYTES / 8; i++)
-      mbarrier_init(base + SHARED_BARRIERS + 8 * i, i < WARPGROUPS ? 1 : LOADERS);
+      mbarrier_init(base + SHARED_BARRIERS + 8 * i, i < WARPGROUPS ? 1 : 2 * LOADERS);
     fence_mbarrier_init();
   }
   __syncthreads();
 
-  /* First loads: q, and as many tiles as there are places whose turn has come. */
+  /* First loads: q, and as many pairs as there are places; there is no v before the first. */
   int round = 0;
   work w = work_of(&p, round);
   const loader load = loader_of(warp, &k_map, &v_map, base);
   const int loads_q = warp % WARPS_PER_GROUP == 0;
   load_queries(loads_q, &q_map, q_rows, q_full, w.row + (group << p.log2_rows), &w);
 #pragma unroll
-  for (int u = 0; u < K_STAGES; u++)
-    load_tile(u + load.late < load.stages && u < w.tiles, &load, u, u, &w, &w);
-  int load_slot = load.late ? V_STAGES - 1 : 0; /* of the tile to ask for in turn 1 */
+  for (int u = 0; u < STAGES; u++)
+    load_pair(u >= load.late && u - load.late < w.tiles, &load, pairs_full, u, u, &w, &w);
+  mbarrier_arrive_expect_tx(load.active && load.late, pairs_full, 0);
 
   float o[OUTPUTS], s[SCORES];
   uint32_t probabilities[SCORES / 2];
 #pragma unroll
   for (int i = 0; i < OUTPUTS; i++)
     o[i] = 0.f;
-  place k = {0, 0}, v = {0, 0}; /* of the next k and v to multiply */
+  place pair = {0, 0}; /* that the next turn needs */
   uint32_t q_parity = 0;
-  uint32_t arrived = mbarrier_wait_long(q_full, 0, p.zero) & mbarrier_wait_long(k_full, 0, p.zero);
+  uint32_t arrived = mbarrier_wait_long(q_full, 0, p.zero) & mbarrier_wait_long(pairs_full, 0, p.zero);
   bar_arrive(WARPGROUPS > 1 && is_last_group, TURN, TURN_THREADS); /* the first warpgroup's first turn */
 
-#define ISSUE_SCORES()                                                      \
-  do {                                                                      \
-    issue_scores(s, q_descriptor, k_descriptor + k.slot * (KV_BYTES / 16)); \
-    k = place_after(k, K_STAGES);                                           \
-  } while (0)
-#define ISSUE_OUTPUT()                                                              \
-  do {                                                                              \
-    if (V_STAGES < K_STAGES) AWAIT_V();                                             \
-    issue_output(o, probabilities, v_descriptor + v.slot * (KV_BYTES / 16), t > 1); \
-    v = place_after(v, V_STAGES);                                                   \
-  } while (0)
-#define AWAIT_V() arrived &= mbarrier_wait(v_full + 8 * v.slot, v.parity, p.zero)
+/* Before turn t > 0: into the place of the pair before. */
+#define LOAD_PAIR() \
+  load_pair((int)arrived, &load, pairs_full, pair.slot == 0 ? STAGES - 1 : pair.slot - 1, t - 1 + STAGES, &w, &next)
 
-/* Ends the part of turn t that is issued in the turn. */
-#define END_TURN(is_last)                                                                  \
-  do {                                                                                     \
-    bar_arrive(WARPGROUPS > 1 && !(is_last), next_turn, TURN_THREADS);                     \
-    load_tile((int)arrived, &load, load_slot, t - 1 - load.late + load.stages, &w, &next); \
-    load_slot = slot_after(load_slot, load.stages);                                        \
+/* Turn t > 0 begins: everybody has finished turn t-1, and this warpgroup has the tensor cores. */
+#define BEGIN_TURN()                                                             \
+  do {                                                                           \
+    bar_arrive(WARPGROUPS > 1 && !is_last_group, FINISHED + pair.slot, THREADS); \
+    bar_sync(WARPGROUPS == 1 || is_last_group, FINISHED + pair.slot, THREADS);   \
+    if (WARPGROUPS > 1) {                                                        \
+      LOAD_PAIR();                                                               \
+      bar_sync(1, TURN + group, TURN_THREADS);                                   \
+    }                                                                            \
   } while (0)
 
-/*
- * Softmax of S(t); then the next turn's tiles are awaited. Past the last walk there is no k to await: the parity of the
- * round before is there already. With as many places for v as for k, v has long been asked for; with fewer it is
- * awaited in the turn, behind S.
- */
-#define SOFTMAX(masked)                                                                                            \
-  do {                                                                                                             \
-    const int column = (w.tiles - 1 - t) * TILE_K + lane % 4 * 2;                                                  \
-    const int limit[2] = {last_key[0] - column, last_key[1] - column};                                             \
-    softmax_step(s, &stats, &p, limit, masked);                                                                    \
-    t++;                                                                                                           \
-    arrived &= mbarrier_wait(k_full + 8 * k.slot, k.parity ^ (uint32_t)(t >= w.tiles && next.tiles == 0), p.zero); \
-    if (V_STAGES == K_STAGES) AWAIT_V();                                                                           \
+/* With one warpgroup nobody is kept waiting by what is issued in the turn, but the products by what comes before. */
+#define HAND_OVER(is_last)                                             \
+  do {                                                                 \
+    bar_arrive(WARPGROUPS > 1 && !(is_last), next_turn, TURN_THREADS); \
+    if (WARPGROUPS == 1) LOAD_PAIR();                                  \
+  } while (0)
+
+#define ISSUE_SCORES() issue_scores(s, q_descriptor, k_descriptor + pair.slot * (KV_BYTES / 16))
+#define ISSUE_OUTPUT() issue_output(o, probabilities, v_descriptor + pair.slot * (KV_BYTES / 16), t > 1)
+
+/* Softmax of S(t); then the pair of the next turn is awaited. */
+#define SOFTMAX(masked)                                                        \
+  do {                                                                         \
+    const int column = (w.tiles - 1 - t) * TILE_K + lane % 4 * 2;              \
+    const int limit[2] = {last_key[0] - column, last_key[1] - column};         \
+    softmax_step(s, &stats, &p, limit, masked);                                \
+    t++;                                                                       \
+    arrived &= mbarrier_wait(pairs_full + 8 * pair.slot, pair.parity, p.zero); \
   } while (0)
 
 /* Turn t > 0. A macro, because the loop exists with and without the mask and all of it lives in the kernel's registers.
  */
 #define TURN_OF(masked)                   \
   do {                                    \
-    bar_sync(TURN + group, TURN_THREADS); \
+    BEGIN_TURN();                         \
     ISSUE_SCORES();                       \
     ISSUE_OUTPUT();                       \
-    END_TURN(0);                          \
+    HAND_OVER(0);                         \
+    pair = place_after(pair);             \
     wgmma_wait(1);                        \
     SOFTMAX(masked);                      \
     wgmma_wait(0);                        \
@@ -464,12 +464,13 @@ dhp_attention_fwd(const __grid_constant__ CUtensorMap q_map, const __grid_consta
     /* Turn 0. */
     arrived &= mbarrier_wait(q_full, q_parity, p.zero);
     q_parity ^= 1;
-    bar_sync(TURN + group, TURN_THREADS);
+    bar_sync(WARPGROUPS > 1, TURN + group, TURN_THREADS);
     ISSUE_SCORES();
     bar_arrive(WARPGROUPS > 1, next_turn, TURN_THREADS);
+    pair = place_after(pair);
     const work next = work_of(&p, ++round);
     prefetch_queries(loads_q && next.tiles > 0, &q_map, next.row + (group << p.log2_rows), &next);
-    load_skipped((int)arrived, &load, load_slot, &w, &next);
+    load_skipped((int)arrived, &load, pairs_full, pair.slot, &w, &next);
     wgmma_wait(0);
     SOFTMAX(1);
     pack_probabilities(probabilities, s);
@@ -483,10 +484,10 @@ dhp_attention_fwd(const __grid_constant__ CUtensorMap q_map, const __grid_consta
       TURN_OF(0);
 
     /* The last turn: P v, and the sums of the quad meanwhile. */
-    bar_sync(TURN + group, TURN_THREADS);
+    BEGIN_TURN();
     wgmma_fence();
     ISSUE_OUTPUT();
-    END_TURN(is_last_group && next.tiles == 0);
+    HAND_OVER(is_last_group && next.tiles == 0);
     load_queries(loads_q && arrived && next.tiles > 0, &q_map, q_rows, q_full, next.row + (group << p.log2_rows),
                  &next);
     float factor[2];

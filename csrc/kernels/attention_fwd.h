@@ -41,10 +41,10 @@ typedef struct dhp_fwd_params {
 
 /*
  * Dynamic shared memory of one CTA in bytes: Q tile, tiles of K and of V, all of 2-byte elements, and an 8-byte
- * mbarrier for the q rows of each warpgroup and for each tile. A macro because it initialises a constant table.
+ * mbarrier for the q rows of each warpgroup and for each pair. A macro because it initialises a constant table.
  */
-#define DHP_FWD_SHARED_BYTES(head_dim, tile_k, warpgroups, k_stages, v_stages) \
-  (DHP_FWD_SHARED_ALIGN + (warpgroups) * DHP_FWD_ROWS * (head_dim) * 2 +       \
-   ((k_stages) + (v_stages)) * (tile_k) * (head_dim) * 2 + 8 * ((warpgroups) + (k_stages) + (v_stages)))
+#define DHP_FWD_SHARED_BYTES(head_dim, tile_k, warpgroups, stages)                                                  \
+  (DHP_FWD_SHARED_ALIGN + (warpgroups) * DHP_FWD_ROWS * (head_dim) * 2 + 2 * (stages) * (tile_k) * (head_dim) * 2 + \
+   8 * ((warpgroups) + (stages)))
 
 #endif

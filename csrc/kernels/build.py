@@ -37,8 +37,7 @@ class Kernel:
     head_dim: int
     tile_k: int  # fixed for a head_dim: it decides the order of the sums, hence the output bits
     warpgroups: int
-    k_stages: int  # places for tiles of k; those for v are as many, or one fewer
-    v_stages: int
+    stages: int  # places for tiles of k, and as many for v
     ctas: int  # on a multiprocessor
     turn_cycles: int  # of a multiprocessor full of such CTAs, measured; plan.c compares kernels of a head_dim with it
     dtype: str
@@ -48,16 +47,16 @@ class Kernel:
         return f"fwd_{self.dtype}_d{self.head_dim}_k{self.tile_k}_w{self.warpgroups}"
 
 
-# (head_dim, tile_k, warpgroups, k_stages, v_stages, ctas, turn_cycles). More warpgroups in a CTA read k and v less
+# (head_dim, tile_k, warpgroups, stages, ctas, turn_cycles). More warpgroups in a CTA read k and v less
 # often and take turns at the tensor cores. One alone serves grids too small to fill the GPU otherwise; at head_dim 64
 # three such CTAs fit a multiprocessor and overlap each other, which suits short sequences.
 SHAPES = [
-    (64, 128, 1, 2, 2, 3, 3000),
-    (64, 128, 3, 3, 3, 1, 2650),
-    (128, 128, 1, 3, 3, 1, 2000),
-    (128, 128, 2, 3, 3, 1, 2600),
-    (256, 64, 1, 3, 3, 1, 1800),
-    (256, 64, 2, 3, 2, 1, 2400),
+    (64, 128, 1, 2, 3, 3000),
+    (64, 128, 3, 3, 1, 2650),
+    (128, 128, 1, 3, 1, 2000),
+    (128, 128, 2, 3, 1, 2600),
+    (256, 80, 1, 2, 1, 2250),
+    (256, 80, 2, 2, 1, 2900),
 ]
 KERNELS = [Kernel(*shape, dtype) for dtype in ("float16", "bfloat16") for shape in SHAPES]
 
@@ -135,8 +134,7 @@ def compile_kernel(kernel: Kernel, nvcc: Path, out: Path) -> Cubin:
             "HEAD_DIM": kernel.head_dim,
             "TILE_K": kernel.tile_k,
             "WARPGROUPS": kernel.warpgroups,
-            "K_STAGES": kernel.k_stages,
-            "V_STAGES": kernel.v_stages,
+            "STAGES": kernel.stages,
             "CTAS": kernel.ctas,
             "ELEMENT_IS_BFLOAT16": int(kernel.dtype == "bfloat16"),
         }
@@ -187,10 +185,9 @@ def table_source(cubins: list[Cubin]) -> str:
             f"  {{.name = \"{k.name}\", .cubin_sha256 = \"{cubin.sha256}\", .cubin = dhp_cubin_{index},",
             f"   .cubin_size = {cubin.path.stat().st_size}, .dtype = DHP_{k.dtype.upper()}, .head_dim = {k.head_dim},",
             f"   .tile_q = {k.warpgroups} * DHP_FWD_ROWS, .tile_k = {k.tile_k}, .warpgroups = {k.warpgroups},",
-            f"   .k_stages = {k.k_stages}, .v_stages = {k.v_stages}, .ctas = {k.ctas}, .turn_cycles = {k.turn_cycles},",
+            f"   .stages = {k.stages}, .ctas = {k.ctas}, .turn_cycles = {k.turn_cycles},",
             f"   .threads = {k.warpgroups} * DHP_FWD_WARPGROUP,",
-            f"   .shared_bytes = DHP_FWD_SHARED_BYTES({k.head_dim}, {k.tile_k}, {k.warpgroups}, {k.k_stages}, "
-            f"{k.v_stages}),",
+            f"   .shared_bytes = DHP_FWD_SHARED_BYTES({k.head_dim}, {k.tile_k}, {k.warpgroups}, {k.stages}),",
             f"   .registers = {cubin.registers}, .spill_bytes = {cubin.spill_bytes}}},",
         ]
     if not cubins:

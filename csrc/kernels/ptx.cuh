@@ -71,7 +71,11 @@ DEFINE_WAIT(mbarrier_wait_long,
 
 /* ---- named barriers (9.7.13.1) --------------------------------------------------------------------------------- */
 
-DHP_PTX void bar_sync(int id, int threads) { asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
+/* If go. */
+DHP_PTX void bar_sync(int go, int id, int threads) {
+  asm volatile("{.reg .pred go; setp.ne.s32 go, %2, 0; @go bar.sync %0, %1;}" ::"r"(id), "r"(threads), "r"(go)
+               : "memory");
+}
 /* If go. */
 DHP_PTX void bar_arrive(int go, int id, int threads) {
   asm volatile("{.reg .pred go; setp.ne.s32 go, %2, 0; @go bar.arrive %0, %1;}" ::"r"(id), "r"(threads), "r"(go)

@@ -27,9 +27,9 @@ static dhp_dtype dtype_from(const std::string &name) {
 static py::dict kernel_dict(const dhp_kernel_info &k) {
   return py::dict("name"_a = k.name, "cubin_sha256"_a = k.cubin_sha256, "dtype"_a = dtype_name(k.dtype),
                   "head_dim"_a = k.head_dim, "tile_q"_a = k.tile_q, "tile_k"_a = k.tile_k,
-                  "warpgroups"_a = k.warpgroups, "k_stages"_a = k.k_stages, "v_stages"_a = k.v_stages,
-                  "ctas"_a = k.ctas, "turn_cycles"_a = k.turn_cycles, "threads"_a = k.threads,
-                  "shared_bytes"_a = k.shared_bytes, "registers"_a = k.registers, "spill_bytes"_a = k.spill_bytes);
+                  "warpgroups"_a = k.warpgroups, "stages"_a = k.stages, "ctas"_a = k.ctas,
+                  "turn_cycles"_a = k.turn_cycles, "threads"_a = k.threads, "shared_bytes"_a = k.shared_bytes,
+                  "registers"_a = k.registers, "spill_bytes"_a = k.spill_bytes);
 }
 
 static py::list kernels() {
@@ -88,7 +88,7 @@ PYBIND11_MODULE(_inspect, m) {
   m.doc() = "What this build of dhp_safe_fa ships, and what it would launch. Host only: no tensor passes here.";
   m.def("kernels", &kernels,
         "The shipped GPU kernels, one dict each: name, cubin_sha256, dtype, head_dim, tile_q, tile_k, warpgroups, "
-        "k_stages, v_stages, ctas (a multiprocessor), turn_cycles, threads, shared_bytes, registers, spill_bytes. "
+        "stages, ctas (a multiprocessor), turn_cycles, threads, shared_bytes, registers, spill_bytes. "
         "Empty in a build without nvcc.");
   m.def("cubin", &cubin, "name"_a, "The machine code of one shipped kernel, an ELF file. KeyError for another name.");
   m.def("plan", &plan, "q_shape"_a, "k_shape"_a, "dtype"_a, "is_causal"_a = false, "causal_offset"_a = 0,
