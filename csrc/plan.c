@@ -12,8 +12,6 @@
 #include "kernels/kernel_table.h"
 
 enum {
-  /* Streaming multiprocessors of an H100 or H200 SXM. Only speed depends on it. */
-  MULTIPROCESSORS = 132,
   /* Keys and values that are meant to stay in the 50 MB L2 at a time, beside queries and outputs passing through. */
   L2_BUDGET_BYTES = 32 << 20,
   /* Query tiles of a launch: the kernel counts them in int32, and adds the size of the grid to the last. */
@@ -81,10 +79,10 @@ static sharing share(const dhp_attention *args, const dhp_kernel_info *kernel) {
  */
 static double cost_of(const dhp_attention *args, const dhp_kernel_info *kernel) {
   const sharing by = share(args, kernel);
-  const double items = (double)by.packs * (double)by.q_tiles, per_multiprocessor = items / MULTIPROCESSORS;
-  const double rounds = items <= (double)MULTIPROCESSORS * kernel->ctas
+  const double items = (double)by.packs * (double)by.q_tiles, per_multiprocessor = items / DHP_MULTIPROCESSORS;
+  const double rounds = items <= (double)DHP_MULTIPROCESSORS * kernel->ctas
                             ? 1.
-                            : (double)ceil_div(by.packs * by.q_tiles, (int64_t)MULTIPROCESSORS * kernel->ctas);
+                            : (double)ceil_div(by.packs * by.q_tiles, (int64_t)DHP_MULTIPROCESSORS * kernel->ctas);
   const double together = per_multiprocessor <= 1.            ? 1.
                           : per_multiprocessor < kernel->ctas ? per_multiprocessor
                                                               : kernel->ctas;
@@ -116,7 +114,7 @@ static const dhp_kernel_info *choose_kernel(const dhp_attention *args, int head_
  */
 static void deal(const dhp_attention *args, const sharing *by, dhp_plan *plan) {
   const int64_t tiles = by->packs * by->q_tiles, pairs = by->packs * ceil_div(by->q_tiles, 2);
-  const int64_t slots = (int64_t)MULTIPROCESSORS * plan->kernel->ctas;
+  const int64_t slots = (int64_t)DHP_MULTIPROCESSORS * plan->kernel->ctas;
   plan->paired = args->is_causal && by->q_tiles > 1 && 10 * 2 * slots * ceil_div(pairs, slots) <= 11 * tiles;
   plan->items = plan->paired ? pairs : tiles;
   plan->grid = plan->items < slots ? plan->items : slots;

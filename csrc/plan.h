@@ -4,6 +4,9 @@
 
 #include "dhp_fa.h"
 
+/* Streaming multiprocessors of an H100 or H200 SXM. Only speed depends on it. */
+enum { DHP_MULTIPROCESSORS = 132 };
+
 /* causal_offset clamped to [-Sq, Sk]: outside of it every query sees no key, or every key, and nothing more changes. */
 int32_t dhp_clamp_offset(const dhp_attention *args);
 

@@ -32,7 +32,7 @@ static void open_once(void) {
   const int complete = FIND(cuInit) & FIND(cuDeviceGet) & FIND(cuDeviceGetAttribute) & FIND(cuDevicePrimaryCtxRetain) &
                        FIND(cuCtxGetCurrent) & FIND(cuCtxPushCurrent) & FIND(cuCtxPopCurrent) & FIND(cuModuleLoadData) &
                        FIND(cuModuleGetFunction) & FIND(cuFuncSetAttribute) & FIND(cuThreadExchangeStreamCaptureMode) &
-                       FIND(cuTensorMapEncodeTiled) & FIND(cuLaunchKernel) & FIND(cuGetErrorName);
+                       FIND(cuTensorMapEncodeTiled) & FIND(cuLaunchKernelEx) & FIND(cuGetErrorName);
 #undef FIND
   if (!complete) {
     open_status = dhp_fail(&open_error, DHP_NO_GPU, "the CUDA driver is too old: it must support CUDA 12.0 or newer");

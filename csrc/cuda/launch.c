@@ -107,6 +107,18 @@ static int log2_of(int power) {
   return log;
 }
 
+/*
+ * With 2^(shift - 1) < d <= 2^shift, multiplier = floor(2^(31 + shift) / d) + 1 fits 32 bits, and d times it exceeds
+ * 2^(31 + shift) by at most 2^shift: so n multiplier / 2^(31 + shift) rounds down to n / d for n < 2^31 (Granlund and
+ * Montgomery, "Division by Invariant Integers using Multiplication", 1994, theorem 4.2).
+ */
+static dhp_divisor divisor(int64_t d) {
+  uint32_t shift = 0;
+  while ((int64_t)1 << shift < d)
+    shift++;
+  return (dhp_divisor){(uint32_t)(((uint64_t)1 << (31 + shift)) / (uint64_t)d + 1), shift};
+}
+
 /* With the device's context current. */
 static dhp_status enqueue(const dhp_driver *driver, CUfunction function, const dhp_attention *args,
                           const dhp_plan *plan, CUstream stream, dhp_error *error) {
@@ -121,6 +133,8 @@ static dhp_status enqueue(const dhp_driver *driver, CUfunction function, const d
   const int64_t length = seqlen_k > 0 ? seqlen_k : 1;
   const int rows = DHP_FWD_ROWS / plan->heads_per_tile;
   const int64_t packs = args->q.size[1] / plan->heads_per_tile; /* of one batch */
+  const int64_t all_packs = args->q.size[0] * packs;
+  const int64_t items_per_group = plan->items / all_packs * plan->packs_per_group;
 
   CUtensorMap q_map, k_map, v_map;
   dhp_status status = describe(driver, &q_map, &args->q, seqlen_q, rows, plan->heads_per_tile, error);
@@ -150,7 +164,12 @@ static dhp_status enqueue(const dhp_driver *driver, CUfunction function, const d
       .paired = plan->paired,
       .packs_per_group = plan->packs_per_group,
       .items = (int32_t)plan->items,
-      .items_per_pack = (int32_t)(plan->items / (args->q.size[0] * packs)),
+      .items_per_group = (int32_t)items_per_group,
+      .by_items_per_group = divisor(items_per_group),
+      .by_packs_per_group = divisor(plan->packs_per_group),
+      .by_packs_of_last_group = divisor(all_packs % plan->packs_per_group + (all_packs % plan->packs_per_group == 0)),
+      .by_packs = divisor(packs),
+      .by_heads_per_key_head = divisor(args->q.size[1] / args->k.size[1]),
       .scale = args->scale,
       .scale_log2 = scale_log2,
       .highest_score = FLT_MAX / fmaxf(1.f, ldexpf(1.f, exponent)),
@@ -158,8 +177,23 @@ static dhp_status enqueue(const dhp_driver *driver, CUfunction function, const d
       .zero = 0,
   };
   void *arguments[] = {&q_map, &k_map, &v_map, &params};
-  TRY(cuLaunchKernel(function, (unsigned int)plan->grid, 1, 1, (unsigned int)kernel->threads, 1, 1,
-                     (unsigned int)kernel->shared_bytes, stream, arguments, NULL));
+  /*
+   * A small launch may begin while the one before ends; the kernel waits for that before it touches memory. A larger
+   * one would be spread unevenly over multiprocessors that are still partly taken.
+   */
+  CUlaunchAttribute overlap = {.id = CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+                               .value = {.programmaticStreamSerializationAllowed = 1}};
+  const CUlaunchConfig config = {.gridDimX = (unsigned int)plan->grid,
+                                 .gridDimY = 1,
+                                 .gridDimZ = 1,
+                                 .blockDimX = (unsigned int)kernel->threads,
+                                 .blockDimY = 1,
+                                 .blockDimZ = 1,
+                                 .sharedMemBytes = (unsigned int)kernel->shared_bytes,
+                                 .hStream = stream,
+                                 .attrs = &overlap,
+                                 .numAttrs = plan->grid <= DHP_MULTIPROCESSORS};
+  TRY(cuLaunchKernelEx(&config, function, arguments, NULL));
   return DHP_OK;
 }
 

@@ -74,9 +74,10 @@ static_assert(DHP_FWD_SHARED_ALIGN + SHARED_BARRIERS + BARRIER_BYTES ==
                   DHP_FWD_SHARED_BYTES(HEAD_DIM, TILE_K, WARPGROUPS, STAGES),
               "the host and the kernel disagree on the shared memory plan");
 
-enum named_barrier {                              /* 0 is __syncthreads */
-                     TURN = 1,                    /* + warpgroup: its turn at the tensor cores */
-                     FINISHED = TURN + WARPGROUPS /* + slot: all have finished the turn before that of this pair */
+enum named_barrier {                               /* 0 is __syncthreads */
+                     TURN = 1,                     /* + warpgroup: its turn at the tensor cores */
+                     FINISHED = TURN + WARPGROUPS, /* + slot of turn t: all have finished turn t-1 */
+                     SCORED = FINISHED + STAGES    /* + slot of turn t: all have the scores of turn t-1 */
 };
 
 /* Threads that meet at a turn: the warpgroup that takes it and the one that hands it over, if there is another. */
@@ -89,8 +90,10 @@ enum named_barrier {                              /* 0 is __syncthreads */
  *
  * Listed: packs of heads go in groups; inside a group the longest tiles (the last ones, under a causal mask) come
  * first, and the group's packs vary fastest. Every other round is dealt from the last CTA to the first, so that nobody
- * always gets the longer ones. Paired: in an even round a CTA gets a tile of the longer half of a pack's, in the next
- * round its mirror image, so two rounds are equally long for all. The tile in the middle of an odd number is its own
+ * always gets the longer ones. Paired: a CTA gets a tile of the longer half of a pack's, and in the other round of two
+ * its mirror image in the neighbouring pack, so two rounds are equally long for all. Half of the CTAs have the longer
+ * one first: all tiles of a pack are computed at a time, and its keys are read from device memory once, in every round
+ * as many. The last pack of an odd number is its own neighbour. The tile in the middle of an odd number is its own
  * mirror image, and computed twice.
  */
 typedef struct work {
@@ -100,23 +103,33 @@ typedef struct work {
   int masked;                /* how many of them need the mask: the first ones visited */
 } work;
 
+/* n / d. */
+static __device__ __forceinline__ int quotient(int n, dhp_divisor by) {
+  return (int)(__umulhi(2 * (uint32_t)n, by.multiplier) >> by.shift);
+}
+
 static __device__ __forceinline__ work work_of(const dhp_fwd_params *p, int round) {
   work w;
   const int rows = WARPGROUPS << p->log2_rows;
   const int odd = round % 2, cta = (int)blockIdx.x, ctas = (int)gridDim.x;
-  const int reverse = odd & !p->paired, mirror = odd & p->paired;
+  const int reverse = odd & !p->paired;
   const int item = (round >> p->paired) * ctas + (reverse ? ctas - 1 - cta : cta);
   const int index = min(item, p->items - 1);
-  const int group_items = p->packs_per_group * p->items_per_pack;
-  const int group = index / group_items;
-  const int in_group = index - group * group_items;
-  const int group_packs = min(p->packs_per_group, p->batch * p->packs - group * p->packs_per_group);
-  const int in_pack = in_group / group_packs;
-  const int flat_pack = group * p->packs_per_group + in_group - in_pack * group_packs;
+  const int group = quotient(index, p->by_items_per_group);
+  const int in_group = index - group * p->items_per_group;
+  const int packs_left = p->batch * p->packs - group * p->packs_per_group;
+  const int group_packs = min(p->packs_per_group, packs_left);
+  const int if_whole = quotient(in_group, p->by_packs_per_group);
+  const int if_last = quotient(in_group, p->by_packs_of_last_group);
+  const int in_pack = packs_left < p->packs_per_group ? if_last : if_whole;
+  const int listed_pack = group * p->packs_per_group + in_group - in_pack * group_packs;
+  const int in_two = p->paired & ((listed_pack | 1) < p->batch * p->packs);
+  const int flat_pack = in_two ? (listed_pack & ~1) | odd : listed_pack;
+  const int mirror = p->paired & (odd ^ (in_two & listed_pack));
   const int tile = mirror ? in_pack : p->q_tiles - 1 - in_pack;
-  w.batch = flat_pack / p->packs;
+  w.batch = quotient(flat_pack, p->by_packs);
   w.head = (flat_pack - w.batch * p->packs) << (DHP_FWD_LOG2_ROWS - p->log2_rows);
-  w.key_head = w.head / p->heads_per_key_head;
+  w.key_head = quotient(w.head, p->by_heads_per_key_head);
   w.row = tile * rows;
 
   const int seen_by_last = p->is_causal ? min(p->seqlen_k, w.row + rows + p->causal_offset) : p->seqlen_k;
@@ -379,6 +392,8 @@ dhp_attention_fwd(const __grid_constant__ CUtensorMap q_map, const __grid_consta
   work w = work_of(&p, round);
   const loader load = loader_of(warp, &k_map, &v_map, base);
   const int loads_q = warp % WARPS_PER_GROUP == 0;
+  await_launches_before();
+  begin_launches_after();
   load_queries(loads_q, &q_map, q_rows, q_full, w.row + (group << p.log2_rows), &w);
 #pragma unroll
   for (int u = 0; u < STAGES; u++)
@@ -395,17 +410,30 @@ dhp_attention_fwd(const __grid_constant__ CUtensorMap q_map, const __grid_consta
   uint32_t arrived = mbarrier_wait_long(q_full, 0, p.zero) & mbarrier_wait_long(pairs_full, 0, p.zero);
   bar_arrive(WARPGROUPS > 1 && is_last_group, TURN, TURN_THREADS); /* the first warpgroup's first turn */
 
-/* Before turn t > 0: into the place of the pair before. */
-#define LOAD_PAIR() \
-  load_pair((int)arrived, &load, pairs_full, pair.slot == 0 ? STAGES - 1 : pair.slot - 1, t - 1 + STAGES, &w, &next)
+/* With two places for pairs k is asked for before v, or it would come too late: at once when all have their scores. */
+#define EARLY_K (WARPGROUPS > 1 && STAGES == 2)
 
-/* Turn t > 0 begins: everybody has finished turn t-1, and this warpgroup has the tensor cores. */
+/* If go: into the place of turn `done`, for STAGES turns later. */
+#define LOAD_PAIR(go, done) \
+  load_pair((go) && arrived, &load, pairs_full, pair.slot == 0 ? STAGES - 1 : pair.slot - 1, (done) + STAGES, &w, &next)
+
+/* S(t) has come. */
+#define LOAD_K()                                               \
+  do {                                                         \
+    if (EARLY_K) {                                             \
+      bar_arrive(!is_last_group, SCORED + pair.slot, THREADS); \
+      bar_sync(is_last_group, SCORED + pair.slot, THREADS);    \
+      LOAD_PAIR(!load.late, t);                                \
+    }                                                          \
+  } while (0)
+
+/* Turn t > 0 begins: all have finished turn t-1, and this warpgroup has the tensor cores. */
 #define BEGIN_TURN()                                                             \
   do {                                                                           \
     bar_arrive(WARPGROUPS > 1 && !is_last_group, FINISHED + pair.slot, THREADS); \
     bar_sync(WARPGROUPS == 1 || is_last_group, FINISHED + pair.slot, THREADS);   \
     if (WARPGROUPS > 1) {                                                        \
-      LOAD_PAIR();                                                               \
+      LOAD_PAIR(!EARLY_K || load.late, t - 1);                                   \
       bar_sync(1, TURN + group, TURN_THREADS);                                   \
     }                                                                            \
   } while (0)
@@ -414,7 +442,7 @@ dhp_attention_fwd(const __grid_constant__ CUtensorMap q_map, const __grid_consta
 #define HAND_OVER(is_last)                                             \
   do {                                                                 \
     bar_arrive(WARPGROUPS > 1 && !(is_last), next_turn, TURN_THREADS); \
-    if (WARPGROUPS == 1) LOAD_PAIR();                                  \
+    if (WARPGROUPS == 1) LOAD_PAIR(1, t - 1);                          \
   } while (0)
 
 #define ISSUE_SCORES() issue_scores(s, q_descriptor, k_descriptor + pair.slot * (KV_BYTES / 16))
@@ -440,6 +468,7 @@ dhp_attention_fwd(const __grid_constant__ CUtensorMap q_map, const __grid_consta
     HAND_OVER(0);                         \
     pair = place_after(pair);             \
     wgmma_wait(1);                        \
+    LOAD_K();                             \
     SOFTMAX(masked);                      \
     wgmma_wait(0);                        \
     rescale_output(o, stats.rescale);     \
@@ -472,6 +501,7 @@ dhp_attention_fwd(const __grid_constant__ CUtensorMap q_map, const __grid_consta
     prefetch_queries(loads_q && next.tiles > 0, &q_map, next.row + (group << p.log2_rows), &next);
     load_skipped((int)arrived, &load, pairs_full, pair.slot, &w, &next);
     wgmma_wait(0);
+    LOAD_K();
     SOFTMAX(1);
     pack_probabilities(probabilities, s);
 
@@ -485,11 +515,11 @@ dhp_attention_fwd(const __grid_constant__ CUtensorMap q_map, const __grid_consta
 
     /* The last turn: P v, and the sums of the quad meanwhile. */
     BEGIN_TURN();
+    load_queries(loads_q && arrived && next.tiles > 0, &q_map, q_rows, q_full, next.row + (group << p.log2_rows),
+                 &next);
     wgmma_fence();
     ISSUE_OUTPUT();
     HAND_OVER(is_last_group && next.tiles == 0);
-    load_queries(loads_q && arrived && next.tiles > 0, &q_map, q_rows, q_full, next.row + (group << p.log2_rows),
-                 &next);
     float factor[2];
     const float poison = arrived ? 0.f : NAN;
 #pragma unroll

@@ -16,6 +16,11 @@ enum {
   DHP_FWD_SHARED_ALIGN = 1024 /* the 128-byte swizzle repeats every 1024 bytes; CUDA aligns shared memory to 16 */
 };
 
+/* A divisor d >= 1: n / d is the high half of 2 n multiplier, shifted right, for every n < 2^31. */
+typedef struct dhp_divisor {
+  uint32_t multiplier, shift;
+} dhp_divisor;
+
 /*
  * All public: shape, strides, flags, and where the results go. q, k and v travel as tensor maps.
  *
@@ -32,11 +37,12 @@ typedef struct dhp_fwd_params {
   int32_t log2_rows, packs;         /* packs: of one batch */
   int32_t q_tiles;                  /* of one pack */
   int32_t paired, packs_per_group;  /* the static schedule: see work_of in attention_fwd.cu */
-  int32_t items, items_per_pack;    /* query tiles, or pairs of them; at most INT32_MAX - grid */
-  float scale, scale_log2;          /* softmax scale, and the same times log2(e) */
-  float highest_score;              /* its product with scale_log2, or the next power of two, is finite */
-  float scale_to_power_of_two;      /* what has to be added to scale_log2 to make it the next power of two */
-  uint32_t zero;                    /* 0, which the compiler must not know: see mbarrier_wait in ptx.cuh */
+  int32_t items, items_per_group;   /* query tiles, or pairs of them; at most INT32_MAX - grid */
+  dhp_divisor by_items_per_group, by_packs_per_group, by_packs_of_last_group, by_packs, by_heads_per_key_head;
+  float scale, scale_log2;     /* softmax scale, and the same times log2(e) */
+  float highest_score;         /* its product with scale_log2, or the next power of two, is finite */
+  float scale_to_power_of_two; /* what has to be added to scale_log2 to make it the next power of two */
+  uint32_t zero;               /* 0, which the compiler must not know: see mbarrier_wait in ptx.cuh */
 } dhp_fwd_params;
 
 /*

@@ -82,6 +82,13 @@ DHP_PTX void bar_arrive(int go, int id, int threads) {
                : "memory");
 }
 
+/* ---- programmatic dependent launch (9.7.13.13) ----------------------------------------------------------------- */
+
+/* Until the launches that this one depends on have ended and what they wrote can be seen. */
+DHP_PTX void await_launches_before(void) { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+/* The launches that depend on this one may begin, and wait for its end. */
+DHP_PTX void begin_launches_after(void) { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
+
 /* ---- TMA (9.7.9.27) -------------------------------------------------------------------------------------------- */
 
 /* If go: box at (d, s, h, b) of a [B, H, S, D] tensor map into shared memory; completes bytes on the barrier. */
