@@ -44,6 +44,8 @@ _STAMP = b"""
 }
 """
 _FIELDS = 3  # of a stamp: nanoseconds, cycles, multiprocessor
+# What is written to evict the L2, in multiples of its size: lines are not replaced in the order in which they came.
+_EVICT = 2
 
 # Between two launches the GPU does next to nothing for this long, so that power drawn by one class is not still felt
 # in the next. Ten times as long changed nothing; the host needs it, too, to submit what comes next.
@@ -141,12 +143,16 @@ class GpuClock:
     def interleaved(self, job: Job, columns: Sequence[str], blocks: int, rng: np.random.Generator) -> Sample:
         record = torch.zeros(2, _FIELDS, dtype=torch.int64, device="cuda")
         records = torch.zeros(blocks, len(columns), 2, _FIELDS, dtype=torch.int64, device="cuda")
+        l2_bytes = torch.cuda.get_device_properties().L2_cache_size
+        evict = torch.empty(_EVICT * l2_bytes, dtype=torch.uint8, device="cuda")
         with job.context():
             graph = self._capture(job, 1, record)
             for block in range(blocks):
                 for column in rng.permutation(len(columns)):
                     self._fill(job, columns[column])
-                    # not timed: leaves caches and TLBs as every launch finds them, whatever the copy came from
+                    # every class is copied from a place of its own: what of that is still in L2, and where, goes
+                    evict.zero_()
+                    # not timed: leaves caches and TLBs as every launch finds them
                     graph.replay()
                     torch.cuda._sleep(int(GAP_US * _CYCLES_PER_US))
                     graph.replay()
