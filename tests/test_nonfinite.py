@@ -6,8 +6,9 @@ import math
 
 import pytest
 import torch
-from harness import Target, attend, qkv, same_bits
+from harness import DTYPE_NAMES, Target, attend, qkv, same_bits
 from reference import assert_matches, reference
+from torch import Tensor
 
 from dhp_safe_fa import _inspect
 
@@ -17,12 +18,13 @@ SPECIALS = [math.nan, math.inf, -math.inf]
 POSITIONS = [0, 1, 63, 64, 65, 127, 128, 200, 299]
 
 
-
-
-def tile_start(position: int) -> int:
-    """The first key, and the first query, of the GPU tiles that hold this position."""
-    tile: int = max((kernel["tile_k"] for kernel in _inspect.kernels()), default=1)
-    return position // tile * tile
+def tile_start(q: Tensor, k: Tensor, position: int) -> int:
+    """The first query that a GPU kernel multiplies with the tile of keys that holds this position, under a causal mask:
+    the first of the query tile that holds the first query to see a key of that tile."""
+    plan = _inspect.plan(tuple(q.shape), tuple(k.shape), DTYPE_NAMES[q.dtype], True)
+    kernel = next(kernel for kernel in _inspect.kernels() if kernel["name"] == plan["kernel"])
+    rows: int = kernel["tile_q"] // plan["heads_per_tile"]
+    return position // kernel["tile_k"] * kernel["tile_k"] // rows * rows
 
 
 # ---- what a row does not see cannot touch it ------------------------------------------------------------------------
@@ -41,7 +43,7 @@ def test_invisible_key_leaves_the_bits(
     tensors[which][:, :, position] = torch.finfo(target.dtype).max if special == "largest" else float(special)
     out, lse = attend(*tensors.values(), is_causal=True)
     spoils_tile = target.device == "cuda" and which == "v" and special != "largest"
-    untouched = tile_start(position) if spoils_tile else position
+    untouched = tile_start(tensors["q"], tensors["k"], position) if spoils_tile else position
     assert same_bits(out[:, :, :untouched], clean[:, :, :untouched])
     assert same_bits(lse[:, :, :position], clean_lse[:, :, :position])
     between, was = out[:, :, untouched:position], clean[:, :, untouched:position]
@@ -99,7 +101,7 @@ def test_single_elements(target: Target, rng: torch.Generator, which: str, speci
     expected = reference(*tensors.values(), is_causal=is_causal)
     if target.device == "cuda" and which == "v" and is_causal:  # the exception of test_invisible_key_leaves_the_bits
         for row, column in spots:
-            before = (..., slice(tile_start(row), row), column)
+            before = (..., slice(tile_start(tensors["q"], tensors["k"], row), row), column)
             out[before] = torch.where(out[before].isnan(), expected.out[before].to(out.dtype), out[before])
     assert_matches(out, lse, expected)
 
