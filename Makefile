@@ -46,10 +46,9 @@ burn: build ## the log of iterations; ARGS="run NAME ..." makes one (docs/burn.m
 	@$(PYTHON) -m dhp_safe_fa.burn $(or $(ARGS),log)
 
 sanitize: build ## compute-sanitizer over every GPU kernel (needs a Hopper GPU)
-	@for call in "memcheck" "synccheck --may-fail-closed" "racecheck --may-fail-closed"; do \
-	  set -- $$call; \
-	  PYTHONPATH=. compute-sanitizer --tool $$1 --kernel-name kernel_substring=dhp --error-exitcode 1 \
-	    $(PYTHON) tests/sanitize_cuda.py $$2 || exit 1; \
+	@for tool in memcheck synccheck racecheck; do \
+	  PYTHONPATH=. compute-sanitizer --tool $$tool --kernel-name kernel_substring=dhp --error-exitcode 1 \
+	    $(PYTHON) tests/sanitize_cuda.py || exit 1; \
 	done
 
 .PHONY: package

@@ -1,14 +1,12 @@
 """A few calls of every shipped kernel, small enough for compute-sanitizer: run by `make sanitize` on a Hopper GPU.
 
 Odd lengths, causal and full, GQA, a query longer than its keys, fully masked rows, head dimensions that need zero fill.
-Every output row must be right. With --may-fail-closed it may also be NaN from end to end: synccheck and racecheck slow
-the warps that load by more than the kernel is willing to wait for a tile; it must then fail closed, never return wrong
-numbers.
+Every output row must be right, or NaN from end to end: the tools slow the warps that load, now and then by more than
+the kernel is willing to wait for a tile; it must then fail closed, never return wrong numbers.
 """
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import math
 
@@ -39,11 +37,8 @@ def expected(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, offset: int) -> T
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="call every shipped kernel on small inputs and check the outputs")
-    parser.add_argument("--may-fail-closed", action="store_true", help="accept rows that are NaN from end to end")
-    may_fail_closed: bool = parser.parse_args().may_fail_closed
-
-    used, closed = set(), 0
+    right = dict.fromkeys((kernel["name"] for kernel in _inspect.kernels()), 0)  # calls with right rows, by kernel
+    closed = 0
     for dtype, head_dim in itertools.product((torch.float16, torch.bfloat16), (64, 56, 128, 72, 256, 200)):
         for b, hq, hk, sq, sk in SHAPES:
             q = torch.randn(b, hq, sq, head_dim, device="cuda").to(dtype)
@@ -55,15 +50,14 @@ def main() -> None:
                 wrong = (out - expected(q, k, v, is_causal, offset)).abs().amax(3) > 0.05
                 wrong |= out.isnan().any(3) | lse.isnan()
                 assert not bool((wrong & ~failed).any()), f"wrong rows: {call}"
-                assert may_fail_closed or not bool(failed.any()), f"failed closed: {call}"
+                name = str(dtype).removeprefix("torch.")
+                plan = _inspect.plan(list(q.shape), list(k.shape), name, is_causal, offset)
+                assert plan is not None
+                right[plan["kernel"]] += not bool(failed.all())
                 closed += bool(failed.any())
-            name = str(dtype).removeprefix("torch.")
-            plan = _inspect.plan(list(q.shape), list(k.shape), name)
-            assert plan is not None
-            used.add(plan["kernel"])
-    missing = {kernel["name"] for kernel in _inspect.kernels()} - used
-    assert not missing, f"these kernels were not reached: {sorted(missing)}"
-    print(f"{len(used)} kernels ran, every row right; calls with rows that failed closed: {closed}")
+    missing = [kernel for kernel, calls in right.items() if calls == 0]
+    assert not missing, f"these kernels gave no right row: {missing}"
+    print(f"{len(right)} kernels ran, no row wrong; calls with rows that failed closed: {closed}")
 
 
 if __name__ == "__main__":
