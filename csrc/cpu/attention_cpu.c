@@ -38,10 +38,11 @@ static void scratch_free(dhp_cpu_scratch *scratch, const dhp_attention *args) {
   const int64_t queries = args->q.size[2], keys = args->k.size[2], head_dim = args->q.size[3];
   const size_t query_rows = queries < DHP_CPU_TILE_Q ? (size_t)queries : DHP_CPU_TILE_Q;
   const size_t key_rows = keys < DHP_CPU_TILE_K ? (size_t)keys : DHP_CPU_TILE_K;
+  const size_t score_rows = (key_rows + 11) / 12 * 12; /* scores are computed for 6 keys at a time, P for 4 */
   dhp_ct_wipe(scratch->q, (size_t)head_dim * sizeof *scratch->q);
   dhp_ct_wipe(scratch->k, key_rows * sizeof *scratch->k);
   dhp_ct_wipe(scratch->v, key_rows * sizeof *scratch->v);
-  dhp_ct_wipe(scratch->p, sizeof scratch->p);
+  dhp_ct_wipe(scratch->p, score_rows * sizeof *scratch->p);
   dhp_ct_wipe(scratch->out, query_rows * sizeof *scratch->out);
   dhp_ct_wipe(scratch->partial, query_rows * sizeof *scratch->partial);
   dhp_ct_wipe(scratch->maximum, sizeof *scratch - offsetof(dhp_cpu_scratch, maximum)); /* all that follows */

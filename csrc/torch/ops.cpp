@@ -155,6 +155,17 @@ void refuse_gradients(const char *name, const Tensor &t) {
          name);
 }
 
+/* As empty_like; for the usual layout without its way through the dispatcher, which costs a small call a tenth. */
+Tensor output_like(const Tensor &q, const dhp_tensor &d) {
+  if (!q.is_contiguous()) return torch::stable::empty_like(q);
+  int32_t dtype = 0, device_type = 0;
+  check(aoti_torch_get_dtype(q.get(), &dtype));
+  check(aoti_torch_get_device_type(q.get(), &device_type));
+  AtenTensorHandle out = nullptr;
+  check(aoti_torch_empty_strided(4, d.size, d.stride, dtype, device_type, q.get_device_index(), &out));
+  return Tensor(out);
+}
+
 /* ---- one call -------------------------------------------------------------------------------------------------- */
 
 /* Before any memory is spent: what the C core would refuse whatever the layout. */
@@ -187,7 +198,7 @@ Tensor forward(const Tensor &q, const Tensor &k, const Tensor &v, bool is_causal
   args.q = readable("q", q, args.q, q_copy);
   args.k = readable("k", k, args.k, k_copy);
   args.v = readable("v", v, args.v, v_copy);
-  Tensor out = torch::stable::empty_like(q);
+  Tensor out = output_like(q, args.q);
   args.out = describe("out", out);
   if (!runs_in_place(out, args.out)) {
     /* empty_like kept a permuted layout whose innermost dimension is not D */
