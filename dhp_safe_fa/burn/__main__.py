@@ -53,6 +53,9 @@ def parser() -> argparse.ArgumentParser:
     run.add_argument(
         "--milestone", action="append", default=[], choices=MILESTONES, help="a milestone that this iteration works on"
     )
+    run.add_argument(
+        "--evidence", action="store_true", help="take the GPU gates from audits/evidence.json if it is about this build"
+    )
     baseline = commands.add_parser("baseline", help="iteration 0: torch's attention and an unfused chain, without ours")
     baseline.add_argument("name")
     for command in (run, baseline):
@@ -113,7 +116,8 @@ def _iterate(args: argparse.Namespace) -> int:
     def tell(line: str) -> None:
         progress.print(line, markup=False, soft_wrap=True)
 
-    plan = loop.Plan(log=args.log, name=args.name, full=args.full, shapes=args.shapes)
+    stored = args.command == "run" and args.evidence
+    plan = loop.Plan(log=args.log, name=args.name, full=args.full, shapes=args.shapes, evidence=stored)
     if args.command == "run":
         change = loop.Change(args.hypothesis, args.predict, args.milestone, args.against)
         record = loop.run(plan, change, tell)

@@ -10,8 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+from dhp_safe_fa import evidence
 from dhp_safe_fa.burn.builds import ROOT
-from dhp_safe_fa.burn.records import Gate
+from dhp_safe_fa.burn.records import Chip, Gate
 
 # Of what speaks against the kernels, a record keeps this much; the gate's own report has all.
 KEPT_CAUSES = 3
@@ -35,6 +36,25 @@ def run_all(names: Sequence[Name], cubins: Mapping[str, str], quick: bool, tell:
         if results[-1].verdict == "FAIL":
             break
     return results
+
+
+def from_evidence(names: Sequence[Name], cubins: Mapping[str, str], here: Chip) -> list[Gate]:
+    """What audits/evidence.json says, instead of another run of these gates.
+
+    Raises:
+        ValueError: it is not about exactly these cubins, or they did not pass, or it was measured on another model of
+            GPU or with another driver; one sentence.
+    """
+    if not evidence.CHECKOUT.is_file():
+        raise ValueError("--evidence: there is no audits/evidence.json")
+    stored = evidence.load(evidence.CHECKOUT)
+    status = evidence.compare(stored, cubins)
+    if status.state != evidence.FRESH:
+        raise ValueError(f"--evidence: it does not speak for this build: {status.reasons[0]}")
+    gpu, driver = stored.environment.get("gpu"), stored.environment.get("driver")
+    if (gpu, driver) != (here.gpu, here.driver):
+        raise ValueError(f"--evidence: it is of {gpu}, driver {driver}; here is {here.gpu}, driver {here.driver}")
+    return [Gate(name, "PASS", f"stored evidence: {stored.where()}") for name in names]
 
 
 def run_one(name: Name, cubins: Mapping[str, str], quick: bool) -> Gate:

@@ -47,12 +47,18 @@ class Change:
 
 @dataclass(frozen=True)
 class Plan:
-    """What is to be timed. full: every shape and peer, gates in full, a report for ncu-ui; else quick."""
+    """What is to be timed.
+
+    Attributes:
+        full: every shape and peer, gates in full, a report for ncu-ui; else quick.
+        evidence: the gates that need a GPU are not run again, audits/evidence.json speaks for them.
+    """
 
     log: Path
     name: str
     full: bool
     shapes: Sequence[str] | None
+    evidence: bool = False
 
     def cases(self) -> list[Case]:
         """ValueError about a word that cannot be read."""
@@ -91,7 +97,10 @@ def run(plan: Plan, change: Change, tell: Tell) -> Record:
     if not _failed(gates):
         if here is None:
             raise Refused(f"after the gate {GATES[0]} a Hopper GPU is needed: {missing_hopper()}")
-        gates += gating.run_all(GATES[1:], ours.cubins(), not plan.full, tell)
+        if plan.evidence:
+            gates += gating.from_evidence(GATES[1:], ours.cubins(), here)
+        else:
+            gates += gating.run_all(GATES[1:], ours.cubins(), not plan.full, tell)
     if not _failed(gates):
         profiled = _longest(cases)
         tell(f"counters of {len(profiled)} shapes …")

@@ -126,7 +126,7 @@ class Shape:
 
 @dataclass(frozen=True)
 class Gate:
-    """What a gate said; detail: its lines about anything but a pass."""
+    """What a gate said; detail: its lines about anything but a pass, or where a pass was stored."""
 
     name: Literal["sass", "counters", "bitwise", "timing"]
     verdict: Literal["PASS", "FAIL", "INVALID", "NOT RUN"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import random
 import shutil
@@ -14,6 +15,7 @@ from pathlib import Path
 import pytest
 import samples
 
+from dhp_safe_fa import evidence
 from dhp_safe_fa.bench import WrongResult
 from dhp_safe_fa.burn import builds, chip, gating, loop, measuring, profiling
 from dhp_safe_fa.burn.__main__ import main
@@ -109,6 +111,39 @@ def test_a_failing_gate_ends_it_before_anything_is_timed(workshop: Workshop, gat
     assert workshop.latest.decision == "roll back"
     assert workshop.latest.shapes == []
     assert workshop.latest.profiles is None
+
+
+def test_gates_from_stored_evidence(
+    workshop: Workshop, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "evidence.json"
+    monkeypatch.setattr(evidence, "CHECKOUT", path)
+
+    def store(sha256: str, gpu: str = samples.H100.gpu, timing: str = "PASS") -> None:
+        gates = {gate: {"verdict": "PASS"} for gate in evidence.GATES} | {"timing": {"verdict": timing}}
+        kernels = {"fwd_float16_d64": {"cubin_sha256": sha256, "gates": gates}}
+        environment = {"gpu": gpu, "driver": samples.H100.driver, "commit": samples.COMMIT}
+        path.write_text(json.dumps({"schema": evidence.SCHEMA, "environment": environment, "kernels": kernels}))
+
+    ours = samples.KERNEL.cubin_sha256
+    for problem, arguments in (
+        ("its machine code is abababababab", ("ef" * 32,)),
+        ("timing: INVALID", (ours, samples.H100.gpu, "INVALID")),
+        ("it is of NVIDIA H200", (ours, "NVIDIA H200")),
+    ):
+        store(*arguments)
+        assert workshop.run("first", "--evidence") == 2
+        assert problem in capsys.readouterr().err
+        assert not workshop.path.exists()
+    path.unlink()
+    assert workshop.run("first", "--evidence") == 2
+    assert "no audits/evidence.json" in capsys.readouterr().err
+
+    store(ours)
+    assert workshop.run("first", "--evidence") == 0
+    assert workshop.steps == ["build", "sass", "profile", "times"]
+    assert [gate.verdict for gate in workshop.latest.gates] == ["PASS"] * 4
+    assert "commit 0123456" in workshop.latest.gates[1].detail
 
 
 def test_a_gate_without_a_verdict(workshop: Workshop) -> None:
