@@ -97,8 +97,9 @@ class Build(build_ext):
 
     def pack_audits(self, package: Path, has_kernels: bool) -> None:
         """What a checkout reads from audits/ and tests/controls/ goes into the package."""
-        for name, folder in (("evidence.json", package), ("sass_policy.json", package / "gates")):
+        for name, folder in (("evidence.json", package / "audits"), ("sass_policy.json", package / "gates")):
             if (ROOT / "audits" / name).exists():
+                folder.mkdir(exist_ok=True)
                 shutil.copy2(ROOT / "audits" / name, folder)
         if has_kernels:
             controls = gate_controls()

@@ -12,7 +12,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 import dhp_safe_fa
-from dhp_safe_fa import _inspect
+from dhp_safe_fa import _inspect, evidence
 
 package = Path(dhp_safe_fa.__file__).parent
 assert not (package.parent / "setup.py").exists(), f"a checkout is used, not the installed package: {package}"
@@ -36,6 +36,10 @@ for kernel in kernels:
 report = subprocess.run([sys.executable, "-m", "dhp_safe_fa"], capture_output=True, text=True, check=True).stdout
 print(report)
 assert f"{len(kernels) or 'no'} GPU kernels" in report
+
+found = evidence.find()
+assert found is not None and found.is_relative_to(package), "the package does not find the evidence that it carries"
+print(evidence.status().line())
 
 gate = subprocess.run([sys.executable, "-m", "dhp_safe_fa.gates", "sass"], capture_output=True, text=True)
 print(f"gate sass: exit code {gate.returncode}", gate.stderr.strip())

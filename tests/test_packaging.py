@@ -18,6 +18,7 @@ from types import ModuleType
 import pytest
 
 import dhp_safe_fa
+from dhp_safe_fa import evidence
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDERS = ["audits", "benchmarks", "csrc", "dhp_safe_fa", "docs", "tests", ".ci"]
@@ -75,9 +76,8 @@ def test_source_archive_is_whole(sdist: Path) -> None:
 
 @pytest.fixture(scope="module")
 def cpu_wheel(sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    """A wheel built from the archive, with evidence beside it, where there is no nvcc; and what the build said."""
+    """A wheel built from the archive where there is no nvcc; and what the build said."""
     out = tmp_path_factory.mktemp("wheel")
-    (sdist / "audits" / "evidence.json").write_text("{}\n")
     result = backend("build_wheel", sdist, out, CUDA_HOME=str(out))
     (wheel,) = out.glob("*.whl")
     return wheel, result.stderr
@@ -91,7 +91,8 @@ def test_wheel_holds_what_it_should(cpu_wheel: tuple[Path, str]) -> None:
     assert cpu_wheel[0].name.startswith(f"dhp_safe_fa-{dhp_safe_fa.__version__}-")
     assert not check_wheel.check(cpu_wheel[0], has_kernels=False)
     with zipfile.ZipFile(cpu_wheel[0]) as wheel:
-        assert wheel.read("dhp_safe_fa/evidence.json") == b"{}\n"
+        packaged = evidence.PACKAGED.relative_to(ROOT).as_posix()
+        assert wheel.read(packaged) == (ROOT / "audits" / "evidence.json").read_bytes()
 
 
 def test_wheel_works_without_compiler(cpu_wheel: tuple[Path, str], tmp_path: Path) -> None:

@@ -75,7 +75,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser().parse_args(argv)
     try:
         _check_outputs(args)
-        report = load(args.stored) if args.stored else _run(args)
+        report = _stored(args) if args.stored else _run(args)
         if report is None:
             return 0
         tables.show(report, tables.make_console())
@@ -102,6 +102,19 @@ def _check_outputs(args: argparse.Namespace) -> None:
         except ImportError as error:
             raise UsageError(f"--plot needs matplotlib (pip install 'dhp_safe_fa[plot]'): {error}") from error
         plot.check_name(args.plot)
+
+
+def _stored(args: argparse.Namespace) -> Report:
+    """A stored run; with --anchors also its estimates of FlashAttention-3."""
+    options = ("device", "shapes", "dtype", "quick", "cold", "seed", "list")
+    useless = [f"--{name}" for name in options if getattr(args, name) not in (None, False)]
+    if useless:
+        raise UsageError(f"--from measures nothing: {', '.join(useless)} cannot be given with it")
+    report = load(args.stored)
+    if args.anchors:
+        factors = anchors.load(args.anchors)
+        report.results = [anchors.with_estimate(result, factors) for result in report.results]
+    return report
 
 
 def _run(args: argparse.Namespace) -> Report | None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 
-from dhp_safe_fa.bench import results
-from dhp_safe_fa.burn import chip
+from dhp_safe_fa.bench import anchors, results
+from dhp_safe_fa.burn import builds, chip
 from dhp_safe_fa.burn.builds import git
 from dhp_safe_fa.burn.records import Kernel, Record, Shape
 
@@ -13,7 +13,7 @@ RESULT = "benchmarks/results/h100_forward.json"
 
 
 def imported(name: str, revision: str) -> Record:
-    """The stored GPU result of a commit. What it does not say is None.
+    """The stored GPU result of a commit, with FlashAttention-3 as estimated. What it does not say is None.
 
     Raises:
         BuildFailed: there is no such commit or file.
@@ -23,7 +23,8 @@ def imported(name: str, revision: str) -> Record:
     report = results.from_json(json.loads(git("show", f"{source}:{RESULT}")))
     environment = report.environment
     shapes = []
-    for result in report.results:
+    factors = anchors.load(builds.ROOT / "benchmarks" / "anchors_h100_forward.csv")
+    for result in (anchors.with_estimate(result, factors) for result in report.results):
         us: dict[str, list[float | None]] = {o.name: [o.graph_us.median] for o in result.outcomes if o.graph_us}
         absent = {o.name: o.reason for o in result.outcomes if o.reason}
         shapes.append(Shape(result.case.label, us, absent=absent))
