@@ -21,7 +21,7 @@ endif
 help: ## list the targets
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1|/' | awk -F'|' '{printf "  make %-8s %s\n", $$1, $$2}'
 
-build: $(VENV) ## build the package in place (GPU kernels too if nvcc is found: CUDA_HOME, then PATH)
+build: $(VENV) ## build the package in place (GPU kernels too if nvcc is found)
 	@$(PYTHON) setup.py --quiet build_ext --inplace
 
 cubins: $(VENV) ## build only the GPU kernels: build/cubins/, one file each
@@ -36,7 +36,7 @@ test: build ## run the tests
 gates: build ## run the security gates on what was built
 	@$(PYTHON) -m dhp_safe_fa.gates $(or $(ARGS),sass)
 
-evidence: build ## all gates at full length, stored in audits/evidence.json (needs a Hopper GPU, committed sources)
+evidence: build ## all gates, stored in audits/evidence.json (needs a Hopper GPU, committed sources)
 	@$(PYTHON) -m dhp_safe_fa.gates evidence $(ARGS)
 
 peers: build ## the same gates, quick, on torch's attention and FlashAttention-3: audits/peers.md (needs a Hopper GPU)

@@ -73,7 +73,7 @@ class Build(build_ext):
             raise SystemExit(f"dhp_safe_fa needs {REQUIREMENT} in this environment before it is built: "
                              f"pip install '{REQUIREMENT}'")
         if nvcc is None:
-            print("dhp_safe_fa: nvcc was not found (CUDA_HOME, then PATH): building CPU-only", file=sys.stderr)
+            print("dhp_safe_fa: nvcc was not found (CUDA_HOME, else PATH): building CPU-only", file=sys.stderr)
         core = self.extensions[0]
         core.sources.append(str(table.relative_to(ROOT)))
         if nvcc is None:

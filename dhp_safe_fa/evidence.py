@@ -44,7 +44,7 @@ class Status:
     def line(self) -> str:
         """One line for a table's foot: the state, and the first reason."""
         more = f" (and {len(self.reasons) - 1} more reasons)" if len(self.reasons) > 1 else ""
-        return f"evidence: {self.state}: {self.summary or self.reasons[0]}{more}"
+        return f"stored evidence: {self.state}: {self.summary or self.reasons[0]}{more}"
 
 
 @dataclass(frozen=True)
@@ -54,21 +54,24 @@ class Evidence:
     Attributes:
         environment: where it was measured: GPU, driver, versions, commit, date (dhp_safe_fa.bench.environment).
         kernels: by name: cubin_sha256, listing_sha256, registers, spill_bytes, and gates: verdict and figures of each.
+        quick: gates that were run with fewer repeats.
     """
 
     environment: dict[str, Any]
     kernels: dict[str, dict[str, Any]] = field(default_factory=dict)
+    quick: tuple[str, ...] = ()
 
     def verdict(self, kernel: str, gate: str) -> str:
         """PASS, FAIL, INVALID or NOT RUN; a gate that the file does not name was not run."""
         return str(self.kernels[kernel]["gates"].get(gate, {}).get("verdict", "NOT RUN"))
 
     def where(self) -> str:
-        """GPU, driver, day and commit in a few words."""
+        """GPU, driver, day and commit in a few words, and which gates were quick."""
         known = self.environment
         driver = (known.get("nvidia_smi") or {}).get("driver_version")
         commit = str(known.get("commit") or "unknown")[:7]
-        return f"{known.get('device')}, driver {driver}, {str(known.get('date'))[:10]}, commit {commit}"
+        quick = f" ({', '.join(self.quick)}: --quick)" if self.quick else ""
+        return f"{known.get('device')}, driver {driver}, {str(known.get('date'))[:10]}, commit {commit}{quick}"
 
 
 def find() -> Path | None:
@@ -82,7 +85,8 @@ def load(path: Path) -> Evidence:
         content = json.loads(path.read_text(encoding="utf-8"))
         if content["schema"] != SCHEMA:
             raise ValueError(f"its schema is {content['schema']!r}, not {SCHEMA!r}")
-        evidence = Evidence(dict(content["environment"]), dict(content["kernels"]))
+        quick = tuple(map(str, content.get("quick", [])))
+        evidence = Evidence(dict(content["environment"]), dict(content["kernels"]), quick)
         for name, kernel in evidence.kernels.items():
             if not isinstance(kernel["cubin_sha256"], str):
                 raise ValueError(f"{name}: cubin_sha256 is no string")

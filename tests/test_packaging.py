@@ -84,7 +84,7 @@ def cpu_wheel(sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Pa
 
 
 def test_build_without_nvcc_says_so(cpu_wheel: tuple[Path, str]) -> None:
-    assert "nvcc was not found (CUDA_HOME, then PATH): building CPU-only" in cpu_wheel[1]
+    assert "nvcc was not found (CUDA_HOME, else PATH): building CPU-only" in cpu_wheel[1]
 
 
 def test_wheel_holds_what_it_should(cpu_wheel: tuple[Path, str]) -> None:

@@ -228,7 +228,7 @@ def main() -> int:
         return 1
     nvcc = find_nvcc()
     if nvcc is None:
-        print("nvcc was not found (CUDA_HOME, then PATH): no kernels built, the package will be CPU-only")
+        print("nvcc was not found (CUDA_HOME, else PATH): no kernels built, the package will be CPU-only")
     else:
         print(f"{len(KERNELS)} cubins under {arguments.out / 'cubins'} (nvcc {nvcc_version(nvcc)})")
     return 0

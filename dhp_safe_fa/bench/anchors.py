@@ -39,8 +39,8 @@ def load(path: Path) -> dict[Case, float]:
 
 
 def with_estimate(result: Result, factors: dict[Case, float]) -> Result:
-    """The result with an outcome "fa3~": cuDNN's times of this run, scaled. Unchanged if FlashAttention-3 itself ran, or
-    was estimated before, cuDNN did not run by graph, or the table lacks the case."""
+    """The result with an outcome "fa3~": cuDNN's times of this run, scaled. Unchanged if FlashAttention-3 itself ran or
+    was estimated before, if cuDNN did not run by graph, or if the table lacks the case."""
     fa3, cudnn, factor = result.outcome("fa3"), result.outcome("cudnn"), factors.get(result.case)
     if (fa3 and fa3.us) or result.outcome(ESTIMATE) or cudnn is None or cudnn.graph_us is None or factor is None:
         return result

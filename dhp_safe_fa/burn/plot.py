@@ -41,7 +41,7 @@ def save(records: Sequence[Record], rows: Sequence[Quoted], path: Path) -> None:
     _start(top, records, rows)
     _speed(middle, timed, cases)
     _ratio(bottom, regular, cases)
-    dots = [("s", colour, text) for text, colour in [*_COLOURS.items(), ("no gates (before the loop)", _NO_GATES)]]
+    dots = [("s", colour, text) for text, colour in [*_COLOURS.items(), ("no gates (imported)", _NO_GATES)]]
     dots += [(marker, "black", str(decision)) for decision, marker in _MARKERS.items() if decision]
     handles = [Line2D([], [], marker=m, color=c, linestyle="", label=text) for m, c, text in dots]
     figure.legend(handles=handles, loc="outside lower center", ncols=4, fontsize=8)
