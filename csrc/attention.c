@@ -14,8 +14,8 @@
 
 enum {
   CPU_MAX_HEAD_DIM = 256,
-  /* i + causal_offset and tile ends stay inside int32 when both lengths stay below 2^30 */
-  MAX_SEQLEN = 1 << 30
+  /* i + causal_offset and the end of its tile of queries (192 rows at most) stay inside int32 */
+  MAX_SEQLEN = (1 << 30) - 256
 };
 
 static const char *dtype_name(dhp_dtype dtype) {

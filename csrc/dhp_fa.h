@@ -126,10 +126,10 @@ typedef struct dhp_kernel_info {
 /* What a call will launch; a function of public shape alone. */
 typedef struct dhp_plan {
   const dhp_kernel_info *kernel; /* NULL: nothing to launch (an empty output) */
-  int64_t grid;                  /* CTAs; each computes every grid-th item */
+  int64_t grid;                  /* CTAs; each computes one item of every so many */
   int heads_per_tile;            /* query heads of one key head that share a tile, a "pack": a power of two */
   int64_t q_tiles;               /* query tiles along Sq */
-  int paired;                    /* 1: an item is a query tile and its mirror image along Sq; 0: a query tile */
+  int paired;                    /* 1: an item is a query tile and a mirror image along Sq; 0: a query tile */
   int64_t items;                 /* of all packs */
   int packs_per_group;           /* packs whose query tiles are dealt out together */
 } dhp_plan;

@@ -14,7 +14,7 @@
 enum {
   /* Keys and values that are meant to stay in the 50 MB L2 at a time, beside queries and outputs passing through. */
   L2_BUDGET_BYTES = 32 << 20,
-  /* Query tiles of a launch: the kernel counts them in int32, and adds the size of the grid to the last. */
+  /* Query tiles of a launch: the kernel counts them in int32, up to twice the size of the grid past the last. */
   MAX_ITEMS = INT32_MAX - 1024
 };
 

@@ -12,12 +12,13 @@
  *
  * hands the turn over, and computes the softmax of S(t) while the tensor cores work for the other warpgroups. The last
  * turn is P v alone; the next walk's q is loaded and O is stored while the others go on. The turns are named barriers.
- * With one warpgroup there is no turn to hand over; other CTAs on the multiprocessor take its place.
+ * With one warpgroup there is no turn to hand over; at head_dim 64 other CTAs on the multiprocessor fill the gaps.
  *
  * Turn t needs the pair k(t), v(t-1), which shares a place in shared memory and a barrier; the last turn's v comes with
- * the next walk's k(0). Before turn t the last warpgroup meets the others' end of turn t-1: the place of that pair is
- * free, and its warps, the loaders, ask TMA for the pair that comes there STAGES turns later, in the next walk if this
- * one ends before. So the stream of tiles never stops, and asking costs no time while others have the turn.
+ * the next walk's k(0). Before turn t the last warpgroup meets the others' end of turn t-1: the place of the pair of
+ * turn t-1 is free, and the loaders, warps of the last warpgroup, ask TMA for the pair that comes there STAGES turns
+ * after that one, in the next walk if this one ends before. So the stream of tiles never stops, and asking costs no
+ * time while others have the turn. A lone warpgroup asks after it has issued its products.
  *
  * Keys are walked from the last visible tile down to tile 0, in tiles of TILE_K counted from key 0, so the tiles that
  * need a mask come first, and the order of every sum is fixed by the keys alone: a row's bits do not depend on its
@@ -49,7 +50,7 @@ enum {
   OUTPUTS = HEAD_DIM / 2, /* floats of O a thread holds */
   WARPS_PER_GROUP = 4,
   FIRST_LOADER = (WARPGROUPS - 1) * WARPS_PER_GROUP,
-  LOADS = BOXES > 2 ? BOXES / 2 : 1, /* boxes that a loader asks for at a time: four warps share those of k and of v */
+  LOADS = BOXES > 2 ? BOXES / 2 : 1, /* boxes that a loader asks for at a time, so that four warps at most load */
   LOADERS = BOXES / LOADS            /* of k; as many of v */
 };
 
@@ -80,8 +81,8 @@ enum named_barrier {                               /* 0 is __syncthreads */
                      SCORED = FINISHED + STAGES    /* + slot of turn t: all have the scores of turn t-1 */
 };
 
-/* Threads that meet at a turn: the warpgroup that takes it and the one that hands it over, if there is another. */
-#define TURN_THREADS (WARPGROUPS > 1 ? 2 * DHP_FWD_WARPGROUP : DHP_FWD_WARPGROUP)
+/* Threads that meet at a turn: the warpgroup that takes it and the one that hands it over. */
+#define TURN_THREADS (2 * DHP_FWD_WARPGROUP)
 
 /* ---- the static schedule --------------------------------------------------------------------------------------- */
 
@@ -90,16 +91,16 @@ enum named_barrier {                               /* 0 is __syncthreads */
  *
  * Listed: packs of heads go in groups; inside a group the longest tiles (the last ones, under a causal mask) come
  * first, and the group's packs vary fastest. Every other round is dealt from the last CTA to the first, so that nobody
- * always gets the longer ones. Paired: a CTA gets a tile of the longer half of a pack's, and in the other round of two
- * its mirror image in the neighbouring pack, so two rounds are equally long for all. Half of the CTAs have the longer
- * one first: all tiles of a pack are computed at a time, and its keys are read from device memory once, in every round
- * as many. The last pack of an odd number is its own neighbour. The tile in the middle of an odd number is its own
- * mirror image, and computed twice.
+ * always gets the longer ones. Paired, with groups of one pack: in one of two rounds a CTA gets a tile of the longer
+ * half of a pack's, in the other its mirror image in the neighbouring pack, so two rounds are equally long for all.
+ * Half of the CTAs have the longer one first: so all tiles of a pack are computed at a time, its keys come from device
+ * memory once, and every round brings as many new ones. The last pack of an odd number is its own neighbour. The tile
+ * in the middle of an odd number is its own mirror image: two CTAs compute it, and write the same bits.
  */
 typedef struct work {
   int batch, head, key_head; /* head: the first of the pack */
   int row;                   /* first query row */
-  int tiles;                 /* key tiles to visit; 0 if there is no such query tile */
+  int tiles;                 /* key tiles to visit; 0 if there is no such query tile (all else is then of the last) */
   int masked;                /* how many of them need the mask: the first ones visited */
 } work;
 
@@ -180,15 +181,15 @@ static __device__ __forceinline__ loader loader_of(int warp, const CUtensorMap *
 
 /*
  * If go: asks for this warp's part of pair u of this walk, or of the next walk if its tile, counted from the last
- * visible one, is past the end. A tile beyond both walks is not asked for: load_skipped does that later. After the last
- * walk there is no k: a tile of zeros, from before the first key, completes the pair.
+ * visible one, is past the end. A tile beyond both walks is not asked for: load_skipped does that later. After the
+ * CTA's final walk there is no k: a tile of zeros, from before the first key, completes the pair.
  */
 static __device__ __forceinline__ void load_pair(int go, const loader *l, uint32_t pairs_full, int slot, int u,
                                                  const work *w, const work *next) {
-  const int index = u - l->late, past = index >= w->tiles, is_last = next->tiles == 0 && !l->late;
+  const int index = u - l->late, past = index >= w->tiles, zeros = next->tiles == 0 && !l->late;
   const int tile = past ? next->tiles - 1 - (index - w->tiles) : w->tiles - 1 - index;
   const int key_head = past ? next->key_head : w->key_head, batch = past ? next->batch : w->batch;
-  const int wanted = go && l->active && index < w->tiles + next->tiles + is_last;
+  const int wanted = go && l->active && index < w->tiles + next->tiles + zeros;
   const uint32_t full = pairs_full + 8 * slot;
   mbarrier_arrive_expect_tx(wanted, full, LOADS * KV_BOX_BYTES);
 #pragma unroll
@@ -198,8 +199,8 @@ static __device__ __forceinline__ void load_pair(int go, const loader *l, uint32
 }
 
 /*
- * In turn 0: tiles of the next walk that the last walk could not ask for, because this one, being so short, lies
- * between. `slot` is that of pair 1.
+ * In turn 0: tiles of the next walk that the walk before this one could not ask for, because this one, being so short,
+ * lies between. `slot` is that of pair 1.
  */
 static __device__ __forceinline__ void load_skipped(int go, const loader *l, uint32_t pairs_full, int slot,
                                                     const work *w, const work *next) {
@@ -219,7 +220,7 @@ static __device__ __forceinline__ void load_queries(int go, const CUtensorMap *m
     tma_load(go, q_rows + box * Q_BOX_BYTES, map, full, box * DHP_FWD_BOX, row, w->head, w->batch);
 }
 
-/* If go: has them brought to L2, where they wait until the last walk has done with its own. */
+/* If go: has them brought to L2, where they wait until the walk before has done with its own. */
 static __device__ __forceinline__ void prefetch_queries(int go, const CUtensorMap *map, int row, const work *w) {
 #pragma unroll
   for (int box = 0; box < BOXES; box++)
@@ -387,7 +388,7 @@ dhp_attention_fwd(const __grid_constant__ CUtensorMap q_map, const __grid_consta
   }
   __syncthreads();
 
-  /* First loads: q, and as many pairs as there are places; there is no v before the first. */
+  /* First loads: q, and this walk's tiles for as many pairs as there are places; there is no v before the first. */
   int round = 0;
   work w = work_of(&p, round);
   const loader load = loader_of(warp, &k_map, &v_map, base);
@@ -427,7 +428,7 @@ dhp_attention_fwd(const __grid_constant__ CUtensorMap q_map, const __grid_consta
     }                                                          \
   } while (0)
 
-/* Turn t > 0 begins: all have finished turn t-1, and this warpgroup has the tensor cores. */
+/* Turn t > 0 begins: this warpgroup has finished turn t-1 (the last one knows it of all), and has the tensor cores. */
 #define BEGIN_TURN()                                                             \
   do {                                                                           \
     bar_arrive(WARPGROUPS > 1 && !is_last_group, FINISHED + pair.slot, THREADS); \
@@ -438,11 +439,11 @@ dhp_attention_fwd(const __grid_constant__ CUtensorMap q_map, const __grid_consta
     }                                                                            \
   } while (0)
 
-/* With one warpgroup nobody is kept waiting by what is issued in the turn, but the products by what comes before. */
-#define HAND_OVER(is_last)                                             \
-  do {                                                                 \
-    bar_arrive(WARPGROUPS > 1 && !(is_last), next_turn, TURN_THREADS); \
-    if (WARPGROUPS == 1) LOAD_PAIR(1, t - 1);                          \
+/* What is issued in the turn has been issued. A lone warpgroup loads now: before, it would delay the products. */
+#define HAND_OVER(is_final)                                             \
+  do {                                                                  \
+    bar_arrive(WARPGROUPS > 1 && !(is_final), next_turn, TURN_THREADS); \
+    if (WARPGROUPS == 1) LOAD_PAIR(1, t - 1);                           \
   } while (0)
 
 #define ISSUE_SCORES() issue_scores(s, q_descriptor, k_descriptor + pair.slot * (KV_BYTES / 16))
@@ -479,14 +480,14 @@ dhp_attention_fwd(const __grid_constant__ CUtensorMap q_map, const __grid_consta
   do {
     row_stats stats = {{-p.highest_score, -p.highest_score}, {0.f, 0.f}, {0.f, 0.f}};
     int t = 0;
-    /* Of this thread's two rows: place in the warpgroup's 64, head within the pack, query row, last key that it sees.
+    /* Of this thread's two rows: which of the warpgroup's 64, head within the pack, query row, last key that it sees.
      */
     int head[2], row[2], last_key[2];
 #pragma unroll
     for (int r = 0; r < 2; r++) {
-      const int place = warp % WARPS_PER_GROUP * 16 + lane / 4 + 8 * r;
-      head[r] = place >> p.log2_rows;
-      row[r] = w.row + (group << p.log2_rows) + (place & ((1 << p.log2_rows) - 1));
+      const int of_64 = warp % WARPS_PER_GROUP * 16 + lane / 4 + 8 * r;
+      head[r] = of_64 >> p.log2_rows;
+      row[r] = w.row + (group << p.log2_rows) + (of_64 & ((1 << p.log2_rows) - 1));
       last_key[r] = p.is_causal ? min(row[r] + p.causal_offset, p.seqlen_k - 1) : p.seqlen_k - 1;
     }
 

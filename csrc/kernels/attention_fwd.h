@@ -37,7 +37,7 @@ typedef struct dhp_fwd_params {
   int32_t log2_rows, packs;         /* packs: of one batch */
   int32_t q_tiles;                  /* of one pack */
   int32_t paired, packs_per_group;  /* the static schedule: see work_of in attention_fwd.cu */
-  int32_t items, items_per_group;   /* query tiles, or pairs of them; at most INT32_MAX - grid */
+  int32_t items, items_per_group;   /* query tiles, or pairs of them; at most INT32_MAX - 2 grid */
   dhp_divisor by_items_per_group, by_packs_per_group, by_packs_of_last_group, by_packs, by_heads_per_key_head;
   float scale, scale_log2;     /* softmax scale, and the same times log2(e) */
   float highest_score;         /* its product with scale_log2, or the next power of two, is finite */

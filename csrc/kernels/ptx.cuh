@@ -63,8 +63,8 @@ DHP_PTX void mbarrier_arrive_expect_tx(int go, uint32_t barrier, uint32_t bytes)
 
 /* In the stream of tiles: 20 us. */
 DEFINE_WAIT(mbarrier_wait, TRY TRY_AGAIN TRY_AGAIN TRY_AGAIN TRY_AGAIN)
-/* For a CTA's first loads, when every CTA asks device memory at once, or the launch was preempted: 40 us, then a sleep
- * of 1 to 2 ms, or of 0 if the phase has come, and a last try. */
+/* For a CTA's q and first pair, when every CTA asks device memory at once, or the launch was preempted: 40 us, then a
+ * sleep (1 to 2 ms, as measured), or one of 0 if the phase has come, and a last try. */
 DEFINE_WAIT(mbarrier_wait_long,
             TRY TRY_AGAIN TRY_AGAIN TRY_AGAIN TRY_AGAIN TRY_AGAIN TRY_AGAIN TRY_AGAIN TRY_AGAIN TRY_AGAIN
             "{.reg .u32 sleep_ns; selp.u32 sleep_ns, 0, 1000000, there; nanosleep.u32 sleep_ns;}\n" TRY_AGAIN)
