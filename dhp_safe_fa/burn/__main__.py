@@ -9,6 +9,7 @@ import argparse
 import sys
 import traceback
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
@@ -142,7 +143,7 @@ def _look(args: argparse.Namespace, log: records.Log) -> None:
     elif args.command == "compare":
         show.show_comparison(log.find(args.a), log.find(args.b), console)
     elif args.command == "roofline":
-        show.show_roofline(log.find(args.name) if args.name else _latest_timed(log), console)
+        show.show_roofline(_with_bandwidth(log.find(args.name) if args.name else _latest_timed(log), log), console)
     else:
         try:
             from dhp_safe_fa.burn import plot
@@ -150,6 +151,14 @@ def _look(args: argparse.Namespace, log: records.Log) -> None:
             raise ValueError(f"plot needs matplotlib (pip install 'dhp_safe_fa[plot]'): {error}") from error
         plot.save(log.records, quoted.load(), args.out)
         console.print(f"wrote {args.out}", markup=False, soft_wrap=True)
+
+
+def _with_bandwidth(record: records.Record, log: records.Log) -> records.Record:
+    """The record; if its memory's bandwidth was not recorded, with that of another record: a log is of one GPU model."""
+    known = [other.chip.dram_gbs for other in log.records if other.chip and other.chip.dram_gbs]
+    if record.chip is None or record.chip.dram_gbs or not known:
+        return record
+    return replace(record, chip=replace(record.chip, dram_gbs=known[0]))
 
 
 def _latest_timed(log: records.Log) -> records.Record:

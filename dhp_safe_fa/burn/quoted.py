@@ -31,7 +31,10 @@ class Quoted:
 
 
 def load(path: Path = QUOTED) -> list[Quoted]:
-    """The rows of the file: name, us_per_head, wrong (0 or 1), what. ValueError names the line that is not so."""
+    """The rows of the file: name, us_per_head, wrong (0 or 1), what. ValueError names the line that is not so, or says
+    that this is no checkout."""
+    if not path.exists():
+        raise ValueError(f"the log of iterations is kept in a checkout, and there is no {path}: clone the project")
     with path.open(newline="", encoding="utf-8") as file:
         rows = csv.DictReader(file)
         try:
