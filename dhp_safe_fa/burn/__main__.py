@@ -154,7 +154,7 @@ def _look(args: argparse.Namespace, log: records.Log) -> None:
 
 
 def _with_bandwidth(record: records.Record, log: records.Log) -> records.Record:
-    """The record; if its memory's bandwidth was not recorded, with that of another record: a log is of one GPU model."""
+    """The record; if its memory's bandwidth was not recorded, with another record's: a log is of one GPU model."""
     known = [other.chip.dram_gbs for other in log.records if other.chip and other.chip.dram_gbs]
     if record.chip is None or record.chip.dram_gbs or not known:
         return record
