@@ -66,7 +66,7 @@ format: .venv/lint ## rewrite C and CUDA sources in the project's format
 clean: ## remove everything that was built, .venv too
 	rm -rf build dist .venv *.egg-info dhp_safe_fa/*.so
 
-C_FILES = $(shell git ls-files 'csrc/*.[ch]' 'csrc/*.cpp' 'csrc/*.cu' 'csrc/*.cuh' 'tests/*.[ch]' 'tests/*.cu')
+C_FILES = $(shell git ls-files 'csrc/*.[ch]' 'csrc/*.cpp' 'csrc/*.cu' 'csrc/*.cuh' 'tests/*.[ch]' 'tests/*.cpp' 'tests/*.cu' 'tests/*.cuh')
 
 .venv/bin/python:
 	@$(PYTHON3) -m venv $(if $(HAS_TORCH),--system-site-packages) .venv

@@ -1,0 +1,37 @@
+/*
+ * cuda.h - stands in for CUDA when the kernel is compiled for the host: the keywords mean nothing, and the built-in
+ * variables are those of lane 0 of the warp that runs. Shuffles return the lane's own value.
+ */
+#ifndef SCHEDULE_CUDA_H
+#define SCHEDULE_CUDA_H
+
+#include <math.h>
+#include <stdint.h>
+
+#include "../simulator.h"
+
+#define __device__
+#define __forceinline__ inline
+#define __global__
+#define __shared__
+#define __grid_constant__
+#define __launch_bounds__(...)
+
+/* A tensor map is the name of its tensor. */
+typedef struct CUtensorMap {
+  sim::Tensor tensor;
+} CUtensorMap;
+
+struct Index {
+  unsigned x;
+};
+extern Index blockIdx, gridDim;
+#define threadIdx (Index{32u * (unsigned)sim::warp_index()})
+
+static inline uint32_t __umulhi(uint32_t a, uint32_t b) { return (uint32_t)((uint64_t)a * b >> 32); }
+static inline int min(int a, int b) { return a < b ? a : b; }
+static inline int max(int a, int b) { return a > b ? a : b; }
+template <class T> static inline T __shfl_xor_sync(unsigned, T x, int) { return x; }
+static inline void __syncthreads() { sim::named_barrier(0, 32 * sim::warp_count(), true); }
+
+#endif

@@ -1,0 +1,59 @@
+/*
+ * ptx.cuh - stands in for csrc/kernels/ptx.cuh: what matters to the schedule goes to the simulator, the rest (fences,
+ * prefetches, the launch of later kernels) does nothing. A packed pair of elements is NaN or 0.
+ */
+#ifndef DHP_PTX_CUH
+#define DHP_PTX_CUH
+
+static inline uint32_t shared_address(const void *) { return sim::SHARED_ADDRESS; }
+static inline int warp_index() { return sim::warp_index(); }
+
+static inline void mbarrier_init(uint32_t barrier, int arrivals) { sim::mbarrier_init(barrier, arrivals); }
+static inline void fence_mbarrier_init() {}
+static inline void mbarrier_arrive_expect_tx(int go, uint32_t barrier, uint32_t bytes) {
+  if (go) sim::mbarrier_arrive(barrier, bytes);
+}
+static inline uint32_t mbarrier_wait(uint32_t barrier, uint32_t parity, uint32_t) {
+  return sim::mbarrier_wait(barrier, parity, false);
+}
+static inline uint32_t mbarrier_wait_long(uint32_t barrier, uint32_t parity, uint32_t) {
+  return sim::mbarrier_wait(barrier, parity, true);
+}
+
+static inline void bar_sync(int go, int id, int threads) {
+  if (go) sim::named_barrier(id, threads, true);
+}
+static inline void bar_arrive(int go, int id, int threads) {
+  if (go) sim::named_barrier(id, threads, false);
+}
+
+static inline void await_launches_before() { sim::await_launches_before(); }
+static inline void begin_launches_after() {}
+
+static inline void tma_load(int go, uint32_t destination, const CUtensorMap *map, uint32_t barrier, int d, int s, int h,
+                            int b) {
+  if (go) sim::load(destination, barrier, sim::Tile{map->tensor, d, s, h, b});
+}
+static inline void tma_prefetch(int, const CUtensorMap *, int, int, int, int) {}
+static inline void tma_prefetch_map(const CUtensorMap *) {}
+
+static inline void store_one(int go, float *to, float x) {
+  if (go) sim::store_lse(to, x);
+}
+static inline void store_four(int go, void *, const uint32_t *x) {
+  if (go) sim::store_out(x);
+}
+
+static inline void wgmma_fence() {}
+static inline void wgmma_commit() { sim::commit_products(); }
+static inline void wgmma_wait(int pending) { sim::await_products(pending); }
+static inline uint32_t matrix_descriptor(uint32_t address, uint32_t leading) {
+  return (address & 0x3ffffu) >> 4 | (leading >> 4) << 16;
+}
+
+static inline float greater(float a, float b) { return a > b ? 1.f : 0.f; }
+static inline uint32_t pack_two(float low, float high) {
+  return (isnan(low) ? sim::NAN_ELEMENT : 0u) | (isnan(high) ? sim::NAN_ELEMENT << 16 : 0u);
+}
+
+#endif
