@@ -155,7 +155,7 @@ void refuse_gradients(const char *name, const Tensor &t) {
          name);
 }
 
-/* As empty_like; for the usual layout without its way through the dispatcher, which costs a small call a tenth. */
+/* As empty_like(q); for the usual layout, without its way through the dispatcher, which costs a small call a tenth. */
 Tensor output_like(const Tensor &q, const dhp_tensor &d) {
   if (!q.is_contiguous()) return torch::stable::empty_like(q);
   int32_t dtype = 0, device_type = 0;
@@ -194,11 +194,11 @@ Tensor forward(const Tensor &q, const Tensor &k, const Tensor &v, bool is_causal
   args.scale = static_cast<float>(scale ? *scale : 1.0 / std::sqrt(static_cast<double>(args.q.size[3])));
   refuse_unsupported(args, q.is_cuda());
 
+  Tensor out = output_like(q, args.q);
   std::optional<Tensor> q_copy, k_copy, v_copy, out_copy;
   args.q = readable("q", q, args.q, q_copy);
   args.k = readable("k", k, args.k, k_copy);
   args.v = readable("v", v, args.v, v_copy);
-  Tensor out = output_like(q, args.q);
   args.out = describe("out", out);
   if (!runs_in_place(out, args.out)) {
     /* empty_like kept a permuted layout whose innermost dimension is not D */
