@@ -126,12 +126,12 @@ typedef struct dhp_kernel_info {
 /* What a call will launch; a function of public shape alone. */
 typedef struct dhp_plan {
   const dhp_kernel_info *kernel; /* NULL: nothing to launch (an empty output) */
-  int64_t grid;                  /* CTAs; each computes one item of every so many */
+  int64_t grid;                  /* CTAs; every round of items is one for each */
   int heads_per_tile;            /* query heads of one key head that share a tile, a "pack": a power of two */
   int64_t q_tiles;               /* query tiles along Sq */
-  int paired;                    /* 1: an item is a query tile and a mirror image along Sq; 0: a query tile */
+  int twins;                     /* 1: two packs in order share q_tiles items of two tiles each; 0: an item is a tile */
+  int64_t listed_packs;          /* the last ones, dealt tile by tile, longest first; the others are dealt in order */
   int64_t items;                 /* of all packs */
-  int packs_per_group;           /* packs whose query tiles are dealt out together */
 } dhp_plan;
 
 DHP_API int dhp_kernel_count(void); /* 0 in a build without nvcc */

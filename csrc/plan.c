@@ -12,8 +12,8 @@
 #include "kernels/kernel_table.h"
 
 enum {
-  /* Keys and values that are meant to stay in the 50 MB L2 at a time, beside queries and outputs passing through. */
-  L2_BUDGET_BYTES = 32 << 20,
+  /* Up to so many rounds of tiles a longest-first list of all is more even than twins and a list; by calculation. */
+  FEW_ROUNDS = 5,
   /* Query tiles of a launch: the kernel counts them in int32, up to twice the size of the grid past the last. */
   MAX_ITEMS = INT32_MAX - 1024
 };
@@ -107,24 +107,20 @@ static const dhp_kernel_info *choose_kernel(const dhp_attention *args, int head_
 }
 
 /*
- * How query tiles are dealt to CTAs. Without a mask all are equally long: pack by pack, so that the CTAs that work at a
- * time read the same keys, and device memory is asked for new ones at an even pace. Under a causal mask in pairs of
- * equal length, pack by pack too; but if rounds of pairs leave many CTAs idle, longest first, in groups of packs whose
- * keys and values fit L2.
+ * How query tiles are dealt to CTAs, see work_of in attention_fwd.cu. Without a mask all are equally long: in order.
+ * Under a causal mask twins in order, and the last one and a half rounds or more from the list; everything from the
+ * list if there are few rounds, or the last of them would be too uneven.
  */
 static void deal(const dhp_attention *args, const sharing *by, dhp_plan *plan) {
-  const int64_t tiles = by->packs * by->q_tiles, pairs = by->packs * ceil_div(by->q_tiles, 2);
-  const int64_t slots = (int64_t)DHP_MULTIPROCESSORS * plan->kernel->ctas;
-  plan->paired = args->is_causal && by->q_tiles > 1 && 10 * 2 * slots * ceil_div(pairs, slots) <= 11 * tiles;
-  plan->items = plan->paired ? pairs : tiles;
-  plan->grid = plan->items < slots ? plan->items : slots;
-  int64_t group = 1;
-  if (args->is_causal && !plan->paired) {
-    const int64_t kv_bytes_a_head = 2 * args->k.size[2] * plan->kernel->head_dim * 2 + 1; /* + 1: never zero */
-    const int64_t key_heads = L2_BUDGET_BYTES / kv_bytes_a_head;
-    group = (key_heads > 1 ? key_heads : 1) * (args->q.size[1] / args->k.size[1] / by->heads_per_tile);
+  const int64_t tiles = by->packs * by->q_tiles, slots = (int64_t)DHP_MULTIPROCESSORS * plan->kernel->ctas;
+  plan->twins = args->is_causal && by->q_tiles > 1;
+  if (plan->twins) {
+    const int64_t listed = tiles > FEW_ROUNDS * slots ? ceil_div(3 * slots, 2 * by->q_tiles) : by->packs;
+    plan->listed_packs = listed + (by->packs - listed) % 2;
   }
-  plan->packs_per_group = (int)(group < by->packs ? group : by->packs);
+  const int64_t listed_items = plan->listed_packs * by->q_tiles;
+  plan->items = listed_items + ((tiles - listed_items) >> plan->twins);
+  plan->grid = plan->items < slots ? plan->items : slots;
 }
 
 dhp_status dhp_plan_attention(const dhp_attention *args, dhp_plan *plan, dhp_error *error) {

@@ -57,8 +57,8 @@ Substitution = tuple[str, str]
 
 # The simulator chooses the walks.
 SCHEDULED_WORK: list[Substitution] = [
-    ("work w = work_of(&p, round);", "work w = scheduled_work<work>(round);"),
-    ("const work next = work_of(&p, ++round);", "const work next = scheduled_work<work>(++round);"),
+    ("work w = work_of(&p, walk);", "work w = scheduled_work<work>(walk);"),
+    ("const work next = work_of(&p, ++walk);", "const work next = scheduled_work<work>(++walk);"),
 ]
 
 

@@ -134,7 +134,7 @@ static dhp_status enqueue(const dhp_driver *driver, CUfunction function, const d
   const int rows = DHP_FWD_ROWS / plan->heads_per_tile;
   const int64_t packs = args->q.size[1] / plan->heads_per_tile; /* of one batch */
   const int64_t all_packs = args->q.size[0] * packs;
-  const int64_t items_per_group = plan->items / all_packs * plan->packs_per_group;
+  const int64_t ordered_items = (all_packs - plan->listed_packs) * plan->q_tiles >> plan->twins;
 
   CUtensorMap q_map, k_map, v_map;
   dhp_status status = describe(driver, &q_map, &args->q, seqlen_q, rows, plan->heads_per_tile, error);
@@ -161,13 +161,14 @@ static dhp_status enqueue(const dhp_driver *driver, CUfunction function, const d
       .log2_rows = log2_of(rows),
       .packs = (int32_t)packs,
       .q_tiles = (int32_t)plan->q_tiles,
-      .paired = plan->paired,
-      .packs_per_group = plan->packs_per_group,
       .items = (int32_t)plan->items,
-      .items_per_group = (int32_t)items_per_group,
-      .by_items_per_group = divisor(items_per_group),
-      .by_packs_per_group = divisor(plan->packs_per_group),
-      .by_packs_of_last_group = divisor(all_packs % plan->packs_per_group + (all_packs % plan->packs_per_group == 0)),
+      .ordered_items = (int32_t)ordered_items,
+      .ordered_rounds = (int32_t)(ordered_items / plan->grid),
+      .ordered_rest = (int32_t)(ordered_items % plan->grid),
+      .twins = plan->twins,
+      .listed_packs = (int32_t)plan->listed_packs,
+      .by_q_tiles = divisor(plan->q_tiles),
+      .by_listed_packs = divisor(plan->listed_packs > 0 ? plan->listed_packs : 1),
       .by_packs = divisor(packs),
       .by_heads_per_key_head = divisor(args->q.size[1] / args->k.size[1]),
       .scale = args->scale,

@@ -87,15 +87,16 @@ enum named_barrier {                               /* 0 is __syncthreads */
 /* ---- the static schedule --------------------------------------------------------------------------------------- */
 
 /*
- * One query tile: which rows of which heads. Tiles are dealt out in rounds, in one of two ways that the host chooses.
+ * One query tile: which rows of which heads. Items are dealt to CTAs in rounds: first packs of heads in order, then a
+ * list.
  *
- * Listed: packs of heads go in groups; inside a group the longest tiles (the last ones, under a causal mask) come
- * first, and the group's packs vary fastest. Every other round is dealt from the last CTA to the first, so that nobody
- * always gets the longer ones. Paired, with groups of one pack: in one of two rounds a CTA gets a tile of the longer
- * half of a pack's, in the other its mirror image in the neighbouring pack, so two rounds are equally long for all.
- * Half of the CTAs have the longer one first: so all tiles of a pack are computed at a time, its keys come from device
- * memory once, and every round brings as many new ones. The last pack of an odd number is its own neighbour. The tile
- * in the middle of an odd number is its own mirror image: two CTAs compute it, and write the same bits.
+ * In order: all tiles of one pack after the other. Under a causal mask packs go in twos, twins, and an item is two
+ * tiles that are equally long together, a walk each: one of the first pack, and its mirror image in the second. Half of
+ * the CTAs have the longer one first: so all tiles of a pack are computed at a time, its keys come from device memory
+ * once, and every round brings as many new ones.
+ *
+ * The list, under a causal mask only: the remaining packs, longest tiles first, packs fastest. Every other round is
+ * dealt from the last CTA to the first. Whole rounds of items in order would leave CTAs idle in the last one.
  */
 typedef struct work {
   int batch, head, key_head; /* head: the first of the pack */
@@ -109,25 +110,22 @@ static __device__ __forceinline__ int quotient(int n, dhp_divisor by) {
   return (int)(__umulhi(2 * (uint32_t)n, by.multiplier) >> by.shift);
 }
 
-static __device__ __forceinline__ work work_of(const dhp_fwd_params *p, int round) {
+/* Of this CTA, its walk number `walk`. */
+static __device__ __forceinline__ work work_of(const dhp_fwd_params *p, int walk) {
   work w;
   const int rows = WARPGROUPS << p->log2_rows;
-  const int odd = round % 2, cta = (int)blockIdx.x, ctas = (int)gridDim.x;
-  const int reverse = odd & !p->paired;
-  const int item = (round >> p->paired) * ctas + (reverse ? ctas - 1 - cta : cta);
-  const int index = min(item, p->items - 1);
-  const int group = quotient(index, p->by_items_per_group);
-  const int in_group = index - group * p->items_per_group;
-  const int packs_left = p->batch * p->packs - group * p->packs_per_group;
-  const int group_packs = min(p->packs_per_group, packs_left);
-  const int if_whole = quotient(in_group, p->by_packs_per_group);
-  const int if_last = quotient(in_group, p->by_packs_of_last_group);
-  const int in_pack = packs_left < p->packs_per_group ? if_last : if_whole;
-  const int listed_pack = group * p->packs_per_group + in_group - in_pack * group_packs;
-  const int in_two = p->paired & ((listed_pack | 1) < p->batch * p->packs);
-  const int flat_pack = in_two ? (listed_pack & ~1) | odd : listed_pack;
-  const int mirror = p->paired & (odd ^ (in_two & listed_pack));
-  const int tile = mirror ? in_pack : p->q_tiles - 1 - in_pack;
+  const int cta = (int)blockIdx.x, ctas = (int)gridDim.x;
+  const int ordered_rounds = p->ordered_rounds + (cta < p->ordered_rest), ordered_walks = ordered_rounds << p->twins;
+  const int in_order = walk < ordered_walks;
+  const int round = in_order ? walk >> p->twins : walk - ordered_walks + ordered_rounds;
+  const int second = in_order & p->twins & walk, reverse = in_order ? 0 : (round - p->ordered_rounds) & 1;
+  const int item = round * ctas + (reverse ? ctas - 1 - cta : cta);
+  const int index = max(min(item, p->items - 1) - (in_order ? 0 : p->ordered_items), 0);
+  const dhp_divisor by = in_order ? p->by_q_tiles : p->by_listed_packs;
+  const int whole = quotient(index, by), rest = index - whole * (in_order ? p->q_tiles : p->listed_packs);
+  const int flat_pack = in_order ? (whole << p->twins) + second : p->batch * p->packs - p->listed_packs + rest;
+  const int shorter = in_order ? rest : whole;
+  const int tile = second ? shorter : p->q_tiles - 1 - shorter;
   w.batch = quotient(flat_pack, p->by_packs);
   w.head = (flat_pack - w.batch * p->packs) << (DHP_FWD_LOG2_ROWS - p->log2_rows);
   w.key_head = quotient(w.head, p->by_heads_per_key_head);
@@ -389,8 +387,8 @@ dhp_attention_fwd(const __grid_constant__ CUtensorMap q_map, const __grid_consta
   __syncthreads();
 
   /* First loads: q, and this walk's tiles for as many pairs as there are places; there is no v before the first. */
-  int round = 0;
-  work w = work_of(&p, round);
+  int walk = 0;
+  work w = work_of(&p, walk);
   const loader load = loader_of(warp, &k_map, &v_map, base);
   const int loads_q = warp % WARPS_PER_GROUP == 0;
   await_launches_before();
@@ -498,7 +496,7 @@ dhp_attention_fwd(const __grid_constant__ CUtensorMap q_map, const __grid_consta
     ISSUE_SCORES();
     bar_arrive(WARPGROUPS > 1, next_turn, TURN_THREADS);
     pair = place_after(pair);
-    const work next = work_of(&p, ++round);
+    const work next = work_of(&p, ++walk);
     prefetch_queries(loads_q && next.tiles > 0, &q_map, next.row + (group << p.log2_rows), &next);
     load_skipped((int)arrived, &load, pairs_full, pair.slot, &w, &next);
     wgmma_wait(0);

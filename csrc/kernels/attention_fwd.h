@@ -36,9 +36,11 @@ typedef struct dhp_fwd_params {
   int32_t is_causal, causal_offset; /* offset clamped to [-seqlen_q, seqlen_k]: beyond that nothing changes */
   int32_t log2_rows, packs;         /* packs: of one batch */
   int32_t q_tiles;                  /* of one pack */
-  int32_t paired, packs_per_group;  /* the static schedule: see work_of in attention_fwd.cu */
-  int32_t items, items_per_group;   /* query tiles, or pairs of them; at most INT32_MAX - 2 grid */
-  dhp_divisor by_items_per_group, by_packs_per_group, by_packs_of_last_group, by_packs, by_heads_per_key_head;
+  /* The static schedule, see work_of in attention_fwd.cu. Items: at most INT32_MAX - 2 grid, in order and listed. */
+  int32_t items, ordered_items;
+  int32_t ordered_rounds, ordered_rest; /* ordered_items / grid, and its remainder */
+  int32_t twins, listed_packs;          /* twins: 1 if an item in order is two tiles */
+  dhp_divisor by_q_tiles, by_listed_packs, by_packs, by_heads_per_key_head;
   float scale, scale_log2;     /* softmax scale, and the same times log2(e) */
   float highest_score;         /* its product with scale_log2, or the next power of two, is finite */
   float scale_to_power_of_two; /* what has to be added to scale_log2 to make it the next power of two */

@@ -73,8 +73,8 @@ static py::object plan(const Shape &q, const Shape &k, const std::string &dtype,
   if (dhp_plan_attention(&args, &plan, &error) != DHP_OK) throw std::invalid_argument(error.text);
   if (!plan.kernel) return py::none();
   return py::dict("kernel"_a = plan.kernel->name, "grid"_a = plan.grid, "items"_a = plan.items,
-                  "paired"_a = plan.paired != 0, "heads_per_tile"_a = plan.heads_per_tile, "q_tiles"_a = plan.q_tiles,
-                  "packs_per_group"_a = plan.packs_per_group, "threads"_a = plan.kernel->threads,
+                  "twins"_a = plan.twins != 0, "heads_per_tile"_a = plan.heads_per_tile, "q_tiles"_a = plan.q_tiles,
+                  "listed_packs"_a = plan.listed_packs, "threads"_a = plan.kernel->threads,
                   "shared_bytes"_a = plan.kernel->shared_bytes);
 }
 
@@ -93,7 +93,7 @@ PYBIND11_MODULE(_inspect, m) {
   m.def("cubin", &cubin, "name"_a, "The machine code of one shipped kernel, an ELF file. KeyError for another name.");
   m.def("plan", &plan, "q_shape"_a, "k_shape"_a, "dtype"_a, "is_causal"_a = false, "causal_offset"_a = 0,
         "The launch for q of shape [B, Hq, Sq, D] and k, v of shape [B, Hk, Sk, D] on a Hopper GPU: kernel, grid, "
-        "items (query tiles, or pairs of them), paired, heads_per_tile, q_tiles, packs_per_group, threads, "
+        "items (query tiles, or two of them), twins, heads_per_tile, q_tiles, listed_packs, threads, "
         "shared_bytes; None for an empty "
         "output. ValueError names what is wrong.");
   m.def("build_info", &build_info, "version, cuda (nvcc's version or None), compiler, max_head_dim_cuda.");
