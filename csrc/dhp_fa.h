@@ -114,7 +114,7 @@ typedef struct dhp_kernel_info {
   dhp_dtype dtype;
   int head_dim;              /* largest D it serves; smaller ones by zero fill */
   int tile_q, tile_k;        /* query rows a CTA, keys a step */
-  int warpgroups;            /* of 128 threads and 64 query rows */
+  int warpgroups;            /* of 128 threads */
   int stages;                /* places for tiles of K and of V in shared memory */
   int ctas;                  /* on a multiprocessor */
   int turn_cycles;           /* about; of a multiprocessor full of such CTAs, for one key tile each */

@@ -14,6 +14,7 @@
 enum {
   /* Up to so many rounds of tiles a longest-first list of all is more even than twins and a list; by calculation. */
   FEW_ROUNDS = 5,
+  LEAST_ROWS = 32, /* of a query tile */
   /* Query tiles of a launch: the kernel counts them in int32, up to twice the size of the grid past the last. */
   MAX_ITEMS = INT32_MAX - 1024
 };
@@ -62,14 +63,14 @@ typedef struct sharing {
   int64_t packs, q_tiles; /* of all batches; of one pack */
 } sharing;
 
-/* Heads of one key head share a tile, in equal parts, while all of their query rows fit 64 rows. */
+/* Heads of one key head share a tile, in equal parts, while all of their query rows fit those of a warpgroup. */
 static sharing share(const dhp_attention *args, const dhp_kernel_info *kernel) {
   const int64_t *const q = args->q.size;
   const int64_t heads_per_key_head = q[1] / args->k.size[1];
   int pack = 1;
-  while (heads_per_key_head % (2 * pack) == 0 && 2 * pack * q[2] <= DHP_FWD_ROWS)
+  while (heads_per_key_head % (2 * pack) == 0 && 2 * pack * q[2] <= kernel->tile_q / kernel->warpgroups)
     pack *= 2;
-  return (sharing){pack, q[0] * q[1] / pack, ceil_div(q[2], kernel->warpgroups * DHP_FWD_ROWS / pack)};
+  return (sharing){pack, q[0] * q[1] / pack, ceil_div(q[2], kernel->tile_q / pack)};
 }
 
 /*
@@ -143,10 +144,10 @@ dhp_status dhp_plan_attention(const dhp_attention *args, dhp_plan *plan, dhp_err
   if (q[0] > MAX_ITEMS || q[1] > MAX_ITEMS || q[0] * q[1] > MAX_ITEMS)
     return dhp_fail(error, DHP_UNSUPPORTED, "q: batch %lld times heads %lld; supported on CUDA: up to %d together",
                     (long long)q[0], (long long)q[1], MAX_ITEMS);
-  if (q[0] * q[1] * ceil_div(q[2], DHP_FWD_ROWS) > MAX_ITEMS)
+  if (q[0] * q[1] * ceil_div(q[2], LEAST_ROWS) > MAX_ITEMS)
     return dhp_fail(error, DHP_UNSUPPORTED,
                     "q: %lld heads in the batch of %lld tiles of %d rows; supported on CUDA: up to %d tiles in all",
-                    (long long)(q[0] * q[1]), (long long)ceil_div(q[2], DHP_FWD_ROWS), DHP_FWD_ROWS, MAX_ITEMS);
+                    (long long)(q[0] * q[1]), (long long)ceil_div(q[2], LEAST_ROWS), LEAST_ROWS, MAX_ITEMS);
 
   const dhp_kernel_info *const kernel = choose_kernel(args, head_dim);
   const sharing by = share(args, kernel);

@@ -40,14 +40,15 @@ class Shape(NamedTuple):
     head_dim: int
     tile_k: int
     warpgroups: int
+    rows: int
     stages: int
     ctas: int
 
     def __str__(self) -> str:
-        return f"d{self.head_dim}_k{self.tile_k}_w{self.warpgroups}_s{self.stages}"
+        return f"d{self.head_dim}_k{self.tile_k}_w{self.warpgroups}_r{self.rows}_s{self.stages}"
 
 
-SHAPES = [Shape(*shape[:5]) for shape in build_script.SHAPES]
+SHAPES = [Shape(*shape[:6]) for shape in build_script.SHAPES]
 
 # All sequences of up to this many walks of 1 to this many key tiles, each under so many schedules.
 WALKS, KEY_TILES, SCHEDULES = 4, 4, 4

@@ -131,7 +131,7 @@ static dhp_status enqueue(const dhp_driver *driver, CUfunction function, const d
   const int64_t seqlen_q = args->q.size[2], seqlen_k = dhp_keys_seen(args);
   const dhp_tensor *const k = seqlen_k > 0 ? &args->k : &args->q, *const v = seqlen_k > 0 ? &args->v : &args->q;
   const int64_t length = seqlen_k > 0 ? seqlen_k : 1;
-  const int rows = DHP_FWD_ROWS / plan->heads_per_tile;
+  const int rows = kernel->tile_q / kernel->warpgroups / plan->heads_per_tile;
   const int64_t packs = args->q.size[1] / plan->heads_per_tile; /* of one batch */
   const int64_t all_packs = args->q.size[0] * packs;
   const int64_t ordered_items = (all_packs - plan->listed_packs) * plan->q_tiles >> plan->twins;

@@ -42,12 +42,13 @@ enum {
   THREADS = WARPGROUPS * DHP_FWD_WARPGROUP,
   BOXES = HEAD_DIM / DHP_FWD_BOX, /* 64-column boxes along head_dim */
   ROW_BYTES = DHP_FWD_BOX * 2,    /* one row of one box */
-  Q_BOX_BYTES = DHP_FWD_ROWS * ROW_BYTES,
+  Q_BOX_BYTES = ROWS * ROW_BYTES,
   KV_BOX_BYTES = TILE_K * ROW_BYTES,
   Q_BYTES = BOXES * Q_BOX_BYTES, /* of one warpgroup */
   KV_BYTES = BOXES * KV_BOX_BYTES,
-  SCORES = TILE_K / 2,    /* floats of S a thread holds: 64 * TILE_K / 128 */
-  OUTPUTS = HEAD_DIM / 2, /* floats of O a thread holds */
+  SCORES = TILE_K / 2,     /* floats of S a thread holds: 64 * TILE_K / 128 */
+  OUTPUTS = HEAD_DIM / 2,  /* floats of O a thread holds */
+  THREAD_ROWS = ROWS / 32, /* rows that a thread computes, of the two that wgmma gives it */
   WARPS_PER_GROUP = 4,
   FIRST_LOADER = (WARPGROUPS - 1) * WARPS_PER_GROUP,
   LOADS = BOXES > 2 ? BOXES / 2 : 1, /* boxes that a loader asks for at a time, so that four warps at most load */
@@ -72,7 +73,7 @@ enum mbarrier {             /* byte offset of the first 8-byte mbarrier of a kin
 };
 
 static_assert(DHP_FWD_SHARED_ALIGN + SHARED_BARRIERS + BARRIER_BYTES ==
-                  DHP_FWD_SHARED_BYTES(HEAD_DIM, TILE_K, WARPGROUPS, STAGES),
+                  DHP_FWD_SHARED_BYTES(HEAD_DIM, TILE_K, WARPGROUPS, ROWS, STAGES),
               "the host and the kernel disagree on the shared memory plan");
 
 enum named_barrier {                               /* 0 is __syncthreads */
@@ -127,7 +128,7 @@ static __device__ __forceinline__ work work_of(const dhp_fwd_params *p, int walk
   const int shorter = in_order ? rest : whole;
   const int tile = second ? shorter : p->q_tiles - 1 - shorter;
   w.batch = quotient(flat_pack, p->by_packs);
-  w.head = (flat_pack - w.batch * p->packs) << (DHP_FWD_LOG2_ROWS - p->log2_rows);
+  w.head = (flat_pack - w.batch * p->packs) * (ROWS >> p->log2_rows);
   w.key_head = quotient(w.head, p->by_heads_per_key_head);
   w.row = tile * rows;
 
@@ -252,16 +253,18 @@ static __device__ __forceinline__ void issue_output(float *o, const uint32_t *p,
 /* ---- softmax --------------------------------------------------------------------------------------------------- */
 
 /*
- * Running statistics of the two rows a thread shares with its quad: the wgmma accumulator gives thread l of a warp the
- * rows l / 4 and l / 4 + 8, columns 2 (l % 4) + {0, 1} of each block of eight.
+ * Running statistics of the rows a thread shares with its quad: the wgmma accumulator gives thread l of a warp the rows
+ * l / 4 and l / 4 + 8, columns 2 (l % 4) + {0, 1} of each block of eight. With 32 rows to a warpgroup the second row is
+ * nobody's: its scores are never looked at, its probabilities 0.
  *
  * A shift is finite, and so is its product with the scale: -inf minus -inf, in a row whose scores are all masked so
  * far, would be NaN. A score of +inf still gives a sum of +inf, and the row inf / inf.
  */
 typedef struct row_stats {
-  float shift[2];   /* what is subtracted from the raw scores: their maximum so far, kept within +-highest_score */
-  float sum[2];     /* of exp2(scaled score - scaled shift), this thread's columns only */
-  float rescale[2]; /* what the last step multiplied sum by, and O still has to be multiplied by */
+  float shift[THREAD_ROWS]; /* what is subtracted from the raw scores: their maximum so far, kept within +-highest_score
+                             */
+  float sum[THREAD_ROWS];   /* of exp2(scaled score - scaled shift), this thread's columns only */
+  float rescale[THREAD_ROWS]; /* what the last step multiplied sum by, and O still has to be multiplied by */
 } row_stats;
 
 /*
@@ -285,11 +288,11 @@ static __device__ __forceinline__ void softmax_step(float *s, row_stats *stats, 
 #pragma unroll
     for (int i = 0; i < SCORES; i++) {
       const int column = i / 4 * 8 + i % 2, r = i / 2 % 2;
-      s[i] = column <= limit[r] ? s[i] : -INFINITY;
+      if (r < THREAD_ROWS) s[i] = column <= limit[r] ? s[i] : -INFINITY;
     }
   }
 #pragma unroll
-  for (int r = 0; r < 2; r++) {
+  for (int r = 0; r < THREAD_ROWS; r++) {
     float top = fmaxf(s[2 * r], s[2 * r + 1]);
 #pragma unroll
     for (int i = 4; i < SCORES; i += 4)
@@ -315,13 +318,13 @@ static __device__ __forceinline__ void softmax_step(float *s, row_stats *stats, 
 static __device__ __forceinline__ void pack_probabilities(uint32_t *p, const float *s) {
 #pragma unroll
   for (int i = 0; i < SCORES; i += 2)
-    p[i / 2] = pack_two(s[i], s[i + 1]);
+    p[i / 2] = i / 2 % 2 < THREAD_ROWS ? pack_two(s[i], s[i + 1]) : 0;
 }
 
 static __device__ __forceinline__ void rescale_output(float *o, const float *rescale) {
 #pragma unroll
   for (int i = 0; i < OUTPUTS; i++)
-    o[i] *= rescale[i / 2 % 2];
+    if (i / 2 % 2 < THREAD_ROWS) o[i] *= rescale[i / 2 % 2];
 }
 
 /* ---- epilogue -------------------------------------------------------------------------------------------------- */
@@ -334,7 +337,7 @@ static __device__ __forceinline__ void swap_across(uint32_t *a, uint32_t *b, int
 }
 
 /*
- * Stores row r of this thread's two: the four lanes of a quad, which hold two columns of each block of eight, first
+ * Stores this thread's row r: the four lanes of a quad, which hold two columns of each block of eight, first
  * exchange them so that each has one block of four, then store 16 bytes each. `mask` is all ones, or 0 for a row of
  * zeros; `columns` is 0 for a row beyond the tensor.
  */
@@ -451,7 +454,9 @@ dhp_attention_fwd(const __grid_constant__ CUtensorMap q_map, const __grid_consta
 #define SOFTMAX(masked)                                                        \
   do {                                                                         \
     const int column = (w.tiles - 1 - t) * TILE_K + lane % 4 * 2;              \
-    const int limit[2] = {last_key[0] - column, last_key[1] - column};         \
+    int limit[THREAD_ROWS];                                                    \
+    for (int r = 0; r < THREAD_ROWS; r++)                                      \
+      limit[r] = last_key[r] - column;                                         \
     softmax_step(s, &stats, &p, limit, masked);                                \
     t++;                                                                       \
     arrived &= mbarrier_wait(pairs_full + 8 * pair.slot, pair.parity, p.zero); \
@@ -476,16 +481,16 @@ dhp_attention_fwd(const __grid_constant__ CUtensorMap q_map, const __grid_consta
 
 #pragma unroll 1
   do {
-    row_stats stats = {{-p.highest_score, -p.highest_score}, {0.f, 0.f}, {0.f, 0.f}};
+    row_stats stats;
     int t = 0;
-    /* Of this thread's two rows: which of the warpgroup's 64, head within the pack, query row, last key that it sees.
-     */
-    int head[2], row[2], last_key[2];
+    int head[THREAD_ROWS], row[THREAD_ROWS], last_key[THREAD_ROWS]; /* head: in the pack; last_key: that the row sees */
 #pragma unroll
-    for (int r = 0; r < 2; r++) {
-      const int of_64 = warp % WARPS_PER_GROUP * 16 + lane / 4 + 8 * r;
-      head[r] = of_64 >> p.log2_rows;
-      row[r] = w.row + (group << p.log2_rows) + (of_64 & ((1 << p.log2_rows) - 1));
+    for (int r = 0; r < THREAD_ROWS; r++) {
+      const int of_group = warp % WARPS_PER_GROUP * (ROWS / WARPS_PER_GROUP) + lane / 4 + 8 * r;
+      stats.shift[r] = -p.highest_score;
+      stats.sum[r] = stats.rescale[r] = 0.f;
+      head[r] = of_group >> p.log2_rows;
+      row[r] = w.row + (group << p.log2_rows) + (of_group & ((1 << p.log2_rows) - 1));
       last_key[r] = p.is_causal ? min(row[r] + p.causal_offset, p.seqlen_k - 1) : p.seqlen_k - 1;
     }
 
@@ -519,17 +524,17 @@ dhp_attention_fwd(const __grid_constant__ CUtensorMap q_map, const __grid_consta
     wgmma_fence();
     ISSUE_OUTPUT();
     HAND_OVER(is_last_group && next.tiles == 0);
-    float factor[2];
+    float factor[THREAD_ROWS];
     const float poison = arrived ? 0.f : NAN;
 #pragma unroll
-    for (int r = 0; r < 2; r++) {
+    for (int r = 0; r < THREAD_ROWS; r++) {
       stats.sum[r] += __shfl_xor_sync(FULL_MASK, stats.sum[r], 1);
       stats.sum[r] += __shfl_xor_sync(FULL_MASK, stats.sum[r], 2);
       factor[r] = dhp_ct_reciprocal(stats.sum[r]) + poison;
     }
     wgmma_wait(0);
 #pragma unroll
-    for (int r = 0; r < 2; r++) {
+    for (int r = 0; r < THREAD_ROWS; r++) {
       const int inside = row[r] < p.seqlen_q, sees_none = last_key[r] < 0;
       const int64_t at = w.batch * p.out_stride[0] + (w.head + head[r]) * p.out_stride[1] + row[r] * p.out_stride[2];
       /* a row that sees no key is 0, whatever its tile held */

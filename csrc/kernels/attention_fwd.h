@@ -9,8 +9,7 @@
 #include <stdint.h>
 
 enum {
-  DHP_FWD_LOG2_ROWS = 6,
-  DHP_FWD_ROWS = 1 << DHP_FWD_LOG2_ROWS, /* query rows of one warpgroup: M of wgmma.m64nNk16 */
+  DHP_FWD_MOST_ROWS = 64,     /* query rows of one warpgroup: M of wgmma.m64nNk16 */
   DHP_FWD_BOX = 64,           /* columns of one TMA box: 64 elements of 16 bits are the 128 bytes of the swizzle */
   DHP_FWD_WARPGROUP = 128,    /* threads of a warpgroup */
   DHP_FWD_SHARED_ALIGN = 1024 /* the 128-byte swizzle repeats every 1024 bytes; CUDA aligns shared memory to 16 */
@@ -24,8 +23,8 @@ typedef struct dhp_divisor {
 /*
  * All public: shape, strides, flags, and where the results go. q, k and v travel as tensor maps.
  *
- * The 64 rows of a warpgroup are 2^log2_rows query rows of each of 64 / 2^log2_rows heads, a "pack", which share a key
- * head; head varies slowest.
+ * The rows of a warpgroup are 2^log2_rows query rows of each of as many heads as that leaves, a "pack", which share a
+ * key head; head varies slowest.
  */
 typedef struct dhp_fwd_params {
   void *out;             /* [batch, heads, seqlen_q, head_dim], 16-byte aligned rows */
@@ -51,8 +50,8 @@ typedef struct dhp_fwd_params {
  * Dynamic shared memory of one CTA in bytes: Q tile, tiles of K and of V, all of 2-byte elements, and an 8-byte
  * mbarrier for the q rows of each warpgroup and for each pair. A macro because it initialises a constant table.
  */
-#define DHP_FWD_SHARED_BYTES(head_dim, tile_k, warpgroups, stages)                                                  \
-  (DHP_FWD_SHARED_ALIGN + (warpgroups) * DHP_FWD_ROWS * (head_dim) * 2 + 2 * (stages) * (tile_k) * (head_dim) * 2 + \
+#define DHP_FWD_SHARED_BYTES(head_dim, tile_k, warpgroups, rows, stages)                                      \
+  (DHP_FWD_SHARED_ALIGN + (warpgroups) * (rows) * (head_dim) * 2 + 2 * (stages) * (tile_k) * (head_dim) * 2 + \
    8 * ((warpgroups) + (stages)))
 
 #endif

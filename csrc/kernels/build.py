@@ -37,6 +37,7 @@ class Kernel:
     head_dim: int
     tile_k: int  # fixed for a head_dim: it decides the order of the sums, hence the output bits
     warpgroups: int
+    rows: int  # query rows of a warpgroup: 64, or 32, then half of the rows that wgmma computes are nobody's
     stages: int  # places for tiles of k, and as many for v
     ctas: int  # on a multiprocessor
     turn_cycles: int  # of a multiprocessor full of such CTAs, measured; plan.c compares kernels of a head_dim with it
@@ -44,19 +45,23 @@ class Kernel:
 
     @property
     def name(self) -> str:
-        return f"fwd_{self.dtype}_d{self.head_dim}_k{self.tile_k}_w{self.warpgroups}"
+        rows = "" if self.rows == 64 else f"_r{self.rows}"
+        return f"fwd_{self.dtype}_d{self.head_dim}_k{self.tile_k}_w{self.warpgroups}{rows}"
 
 
-# (head_dim, tile_k, warpgroups, stages, ctas, turn_cycles). More warpgroups in a CTA read k and v less
-# often and take turns at the tensor cores. One alone serves grids too small to fill the GPU otherwise; at head_dim 64
-# three such CTAs fit a multiprocessor and overlap each other, which suits short sequences.
+# (head_dim, tile_k, warpgroups, rows, stages, ctas, turn_cycles). More warpgroups in a CTA read k and v less often and
+# take turns at the tensor cores. One alone serves grids too small to fill the GPU otherwise, and with half the rows
+# still smaller ones: a thread then has half the softmax to compute, which nothing hides there. At head_dim 64 three
+# such CTAs fit a multiprocessor and overlap each other, which suits short sequences.
 SHAPES = [
-    (64, 128, 1, 2, 3, 3000),
-    (64, 128, 3, 3, 1, 2650),
-    (128, 128, 1, 3, 1, 2000),
-    (128, 128, 2, 3, 1, 2600),
-    (256, 80, 1, 2, 1, 2250),
-    (256, 80, 2, 2, 1, 2900),
+    (64, 128, 1, 32, 6, 1, 1000),
+    (64, 128, 1, 64, 2, 3, 3000),
+    (64, 128, 3, 64, 3, 1, 2650),
+    (128, 128, 1, 32, 3, 1, 1500),
+    (128, 128, 1, 64, 3, 1, 2000),
+    (128, 128, 2, 64, 3, 1, 2600),
+    (256, 80, 1, 64, 2, 1, 2250),
+    (256, 80, 2, 64, 2, 1, 2900),
 ]
 KERNELS = [Kernel(*shape, dtype) for dtype in ("float16", "bfloat16") for shape in SHAPES]
 
@@ -129,11 +134,12 @@ def compile_kernel(kernel: Kernel, nvcc: Path, out: Path) -> Cubin:
         work.mkdir(parents=True, exist_ok=True)
         cubin.parent.mkdir(parents=True, exist_ok=True)
         stamp.unlink(missing_ok=True)
-        (work / "wgmma.h").write_text(header(kernel.head_dim, kernel.tile_k, kernel.dtype))
+        (work / "wgmma.h").write_text(header(kernel.head_dim, kernel.tile_k, kernel.rows, kernel.dtype))
         constants = {
             "HEAD_DIM": kernel.head_dim,
             "TILE_K": kernel.tile_k,
             "WARPGROUPS": kernel.warpgroups,
+            "ROWS": kernel.rows,
             "STAGES": kernel.stages,
             "CTAS": kernel.ctas,
             "ELEMENT_IS_BFLOAT16": int(kernel.dtype == "bfloat16"),
@@ -184,10 +190,10 @@ def table_source(cubins: list[Cubin]) -> str:
         lines += [
             f"  {{.name = \"{k.name}\", .cubin_sha256 = \"{cubin.sha256}\", .cubin = dhp_cubin_{index},",
             f"   .cubin_size = {cubin.path.stat().st_size}, .dtype = DHP_{k.dtype.upper()}, .head_dim = {k.head_dim},",
-            f"   .tile_q = {k.warpgroups} * DHP_FWD_ROWS, .tile_k = {k.tile_k}, .warpgroups = {k.warpgroups},",
+            f"   .tile_q = {k.warpgroups * k.rows}, .tile_k = {k.tile_k}, .warpgroups = {k.warpgroups},",
             f"   .stages = {k.stages}, .ctas = {k.ctas}, .turn_cycles = {k.turn_cycles},",
             f"   .threads = {k.warpgroups} * DHP_FWD_WARPGROUP,",
-            f"   .shared_bytes = DHP_FWD_SHARED_BYTES({k.head_dim}, {k.tile_k}, {k.warpgroups}, {k.stages}),",
+            f"   .shared_bytes = DHP_FWD_SHARED_BYTES({k.head_dim}, {k.tile_k}, {k.warpgroups}, {k.rows}, {k.stages}),",
             f"   .registers = {cubin.registers}, .spill_bytes = {cubin.spill_bytes}}},",
         ]
     if not cubins:

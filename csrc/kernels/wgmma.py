@@ -6,25 +6,30 @@ PTX ISA 9.0, section 9.7.15.5 (wgmma.mma_async).
 
 from __future__ import annotations
 
-# High half of every shared memory matrix descriptor (9.7.15.5.1.2): 128-byte swizzle (bit 62), and 1024 bytes, in
-# units of 16, from one group of eight rows of 128 bytes to the next.
-DESCRIPTOR_HIGH = 1 << 30 | 1024 >> 4
+def descriptor_high(group_bytes: int) -> int:
+    """High half of a shared memory matrix descriptor (9.7.15.5.1.2): 128-byte swizzle (bit 62), and bytes, in units of
+    16, from one group of eight rows of 128 bytes to the next."""
+    return 1 << 30 | group_bytes >> 4
+
+
+# Groups that lie one after the other.
+GROUP_BYTES = 1024
 
 PTX_TYPE = {"float16": "f16", "bfloat16": "bf16"}
 
 
-def product(name: str, comment: str, n: int, dtype: str, a_in_registers: bool, transpose_b: bool) -> str:
+def product(name: str, comment: str, n: int, dtype: str, a_group_bytes: int | None, transpose_b: bool) -> str:
     """One m64nNk16 product d = a * b + (accumulate ? d : 0); a thread holds n / 2 floats of d. Matrices in shared
-    memory are given by the low half of their descriptor."""
+    memory are given by the low half of their descriptor. a_group_bytes: None if a is in registers."""
     floats = n // 2
     accumulators = ", ".join(f"%{i}" for i in range(floats))
-    if a_in_registers:
+    if a_group_bytes is None:
         a_parameter, a_operands = "const uint32_t *a", '"r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3])'
         a_text, a_setup = "{" + ", ".join(f"%{floats + i}" for i in range(4)) + "}", ""
         a_count, immediates = 4, f"1, 1, {int(transpose_b)}"
     else:
         a_parameter, a_operands, a_text = "uint32_t a", '"r"(a)', "a"
-        a_setup = f".reg .b64 a; mov.b64 a, {{%{floats}, high}};\\n"
+        a_setup = f".reg .b64 a; mov.b64 a, {{%{floats}, {descriptor_high(a_group_bytes)}}};\\n"
         a_count, immediates = 1, f"1, 1, 0, {int(transpose_b)}"
     b = floats + a_count
     ptx = PTX_TYPE[dtype]
@@ -33,7 +38,7 @@ def product(name: str, comment: str, n: int, dtype: str, a_in_registers: bool, t
 static __device__ __forceinline__ void {name}(float *d, {a_parameter}, uint32_t b, int accumulate) {{
   asm volatile(
       "{{.reg .pred accumulate; setp.ne.b32 accumulate, %{b + 1}, 0;\\n"
-      ".reg .b32 high; mov.b32 high, {DESCRIPTOR_HIGH}; .reg .b64 b; mov.b64 b, {{%{b}, high}};\\n{a_setup}"
+      ".reg .b64 b; mov.b64 b, {{%{b}, {descriptor_high(GROUP_BYTES)}}};\\n{a_setup}"
       "wgmma.mma_async.sync.aligned.m64n{n}k16.f32.{ptx}.{ptx} {{{accumulators}}}, {a_text}, b, "
       "accumulate, {immediates};}}\\n"
       : {outputs}
@@ -42,16 +47,17 @@ static __device__ __forceinline__ void {name}(float *d, {a_parameter}, uint32_t 
 """
 
 
-def header(head_dim: int, tile_k: int, dtype: str) -> str:
-    """The text of wgmma.h for one kernel."""
+def header(head_dim: int, tile_k: int, rows: int, dtype: str) -> str:
+    """The text of wgmma.h for one kernel. With 32 rows of Q only every other group of eight rows of the 64 is somebody's:
+    the groups overlap, four rows apart, so that group 2 g begins at row 8 g."""
     scores = product(
         "wgmma_scores",
         f"S[64, {tile_k}] (+)= Q[64, 16] K[{tile_k}, 16]^T, both K-major in shared memory",
-        tile_k, dtype, a_in_registers=False, transpose_b=False,
+        tile_k, dtype, a_group_bytes=GROUP_BYTES * rows // 64, transpose_b=False,
     )
     output = product(
         "wgmma_output",
         f"O[64, {head_dim}] (+)= P[64, 16] V[16, {head_dim}], P in registers, V MN-major in shared memory",
-        head_dim, dtype, a_in_registers=True, transpose_b=True,
+        head_dim, dtype, a_group_bytes=None, transpose_b=True,
     )
     return f"#include <stdint.h>\n\n{scores}\n{output}"

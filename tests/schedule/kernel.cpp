@@ -27,6 +27,7 @@ extern const Shape shape = {
     HEAD_DIM,
     TILE_K,
     WARPGROUPS,
+    ROWS,
     STAGES,
     DHP_FWD_BOX,
     ROW_BYTES,
@@ -45,7 +46,8 @@ void run_warp() {
   p.seqlen_q = SEQLEN_Q;
   p.seqlen_k = SEQLEN_K;
   p.head_dim = HEAD_DIM;
-  p.log2_rows = DHP_FWD_LOG2_ROWS;
+  while (1 << p.log2_rows < ROWS)
+    p.log2_rows++;
   p.scale = p.scale_log2 = 1.f;
   p.highest_score = 1e30f;
   dhp_attention_fwd({Tensor::queries}, {Tensor::keys}, {Tensor::values}, p);

@@ -46,8 +46,7 @@ enum {
   MAX_WARPS = 16,
   NAMED_BARRIERS = 16,
   STACK_BYTES = 128 << 10,
-  ROWS_PER_GROUP = 64,
-  ROWS_PER_WARP = 16,
+  LANE_ROWS = 32, /* of a warpgroup of which a lane has one */
   KEYS_PER_STEP = 16,
   STEP_COLUMNS = 16 /* of one step of S */
 };
@@ -140,6 +139,9 @@ Rows rows;
 Warp &self() { return warps[(size_t)current]; }
 
 int box_count() { return shape.head_dim / shape.box_columns; }
+
+/* How many rows of a walk a lane stores. */
+int stores() { return shape.rows / LANE_ROWS; }
 
 int group_of(int warp) { return warp / WARPS_PER_GROUP; }
 
@@ -242,11 +244,11 @@ void add_boxes(uint32_t start, int count, uint32_t bytes) {
 /* Walks that differ in all they can, so that no tile of one passes for another's. */
 void set_walks(const std::vector<int> &tiles) {
   walks.clear();
-  visits.clear();
   for (int i = 0; i < (int)tiles.size(); i++) {
     const int n = tiles[(size_t)i];
     walks.push_back({i, 7 + i, 3 + 2 * i, 512 * i, n, (int)(rng() % (unsigned)(n + 1))});
   }
+  visits.clear();
   for (const Walk &walk : walks)
     for (int i = 0; i < walk.tiles; i++)
       visits.push_back({&walk, walk.tiles - 1 - i, i == 0});
@@ -320,7 +322,7 @@ void check_end() {
   for (current = 0; current < warp_count(); current++) {
     const Warp &w = self();
     require(w.scored == (int)visits.size() && w.output == (int)visits.size(), "key tiles are left");
-    require(w.lse_stored == 2 * (int)walks.size(), "rows are left");
+    require(w.lse_stored == stores() * (int)walks.size(), "rows are left");
   }
   if (time_outs) return;
   require(loads.empty(), "a load is under way in the end");
@@ -399,9 +401,9 @@ void mbarrier_arrive(uint32_t address, uint32_t bytes) {
 bool mbarrier_wait(uint32_t address, uint32_t parity, bool at_start) {
   Warp &w = self();
   const int index = mbarrier_at(address);
+  const int phase = (int)w.wait_began[index].size();
   /* the first q is waited for twice, at the start and in the first walk; the first time does not count */
   const bool is_extra = at_start && index < shape.warpgroups;
-  const int phase = (int)w.wait_began[index].size();
   require(parity == ((unsigned)phase & 1), "a wait for the wrong parity");
   tick();
   if (!is_extra) w.wait_began[index].push_back(w.clock[(size_t)current]);
@@ -474,14 +476,14 @@ void multiply_scores(uint32_t q_descriptor, uint32_t k_descriptor, int accumulat
   Warp &w = self();
   require(w.scored < (int)visits.size(), "q k^T of more key tiles than there are");
   const Visit &visit = visits[(size_t)w.scored];
+  const Walk &walk = *visit.walk;
   const int column = w.open.steps * STEP_COLUMNS, in_box = column % shape.box_columns;
   const uint32_t step_bytes = (uint32_t)(in_box * shape.row_bytes / shape.box_columns);
   require((accumulate != 0) == (w.open.steps > 0), "S begins with the sums before it, or loses its own");
   read(address_of(q_descriptor) - step_bytes,
-       {Tensor::queries, column - in_box, visit.walk->row + group_of(current) * ROWS_PER_GROUP, visit.walk->head,
-        visit.walk->batch});
+       {Tensor::queries, column - in_box, walk.row + group_of(current) * shape.rows, walk.head, walk.batch});
   read(address_of(k_descriptor) - step_bytes,
-       {Tensor::keys, column - in_box, visit.tile * shape.tile_k, visit.walk->key_head, visit.walk->batch});
+       {Tensor::keys, column - in_box, visit.tile * shape.tile_k, walk.key_head, walk.batch});
   w.open.steps++;
 }
 
@@ -536,14 +538,14 @@ void store_out(const uint32_t *four_words) {
 void store_lse(const float *to, float x) {
   Warp &w = self();
   require(w.awaited_launches && w.pending.empty(), "lse is stored too early");
-  const size_t walk_index = (size_t)w.lse_stored / 2;
+  const size_t walk_index = (size_t)(w.lse_stored / stores());
   require(walk_index < walks.size(), "lse of more walks than there are");
   const Walk &walk = walks[walk_index];
   int tiles = 0;
   for (size_t i = 0; i <= walk_index; i++)
     tiles += walks[i].tiles;
   require(w.scored == tiles && w.output == tiles, "lse is stored before the end of its walk");
-  const int64_t row = walk.row + current * ROWS_PER_WARP + w.lse_stored % 2 * 8; /* of lane 0: the first, and 8 on */
+  const int64_t row = walk.row + current * shape.rows / WARPS_PER_GROUP + w.lse_stored % stores() * 8; /* of lane 0 */
   require(to - LSE == ((int64_t)walk.batch * HEADS + walk.head) * SEQLEN_Q + row, "lse of another row");
   require(isnan(x) == w.timed_out, "lse is NaN without a time-out, or a number after one");
   w.lse_stored++;

@@ -33,7 +33,7 @@ struct Walk {
 /* ---- what kernel.cpp, compiled with the constants of one shape, tells ------------------------------------------ */
 
 struct Shape {
-  int head_dim, tile_k, warpgroups, stages;
+  int head_dim, tile_k, warpgroups, rows, stages; /* rows: query rows of a warpgroup */
   int box_columns, row_bytes;
   uint32_t q_box_bytes, kv_box_bytes;
   uint32_t q, k, v, barriers; /* shared addresses */
