@@ -219,13 +219,6 @@ static __device__ __forceinline__ void load_queries(int go, const CUtensorMap *m
     tma_load(go, q_rows + box * Q_BOX_BYTES, map, full, box * DHP_FWD_BOX, row, w->head, w->batch);
 }
 
-/* If go: has them brought to L2, where they wait until the walk before has done with its own. */
-static __device__ __forceinline__ void prefetch_queries(int go, const CUtensorMap *map, int row, const work *w) {
-#pragma unroll
-  for (int box = 0; box < BOXES; box++)
-    tma_prefetch(go, map, box * DHP_FWD_BOX, row, w->head, w->batch);
-}
-
 /* ---- matrix products ------------------------------------------------------------------------------------------- */
 
 /*
@@ -502,7 +495,6 @@ dhp_attention_fwd(const __grid_constant__ CUtensorMap q_map, const __grid_consta
     bar_arrive(WARPGROUPS > 1, next_turn, TURN_THREADS);
     pair = place_after(pair);
     const work next = work_of(&p, ++walk);
-    prefetch_queries(loads_q && next.tiles > 0, &q_map, next.row + (group << p.log2_rows), &next);
     load_skipped((int)arrived, &load, pairs_full, pair.slot, &w, &next);
     wgmma_wait(0);
     LOAD_K();
