@@ -7,6 +7,7 @@ import re
 from typing import Any
 
 import pytest
+import sanitize_cuda
 import torch
 from harness import Target, attend, max_head_dim, needs_hopper, qkv
 from reference import ELEMENTS_FOR_NORM, assert_accurate, assert_matches, reference
@@ -170,6 +171,7 @@ CALLS = [
     (1, 2, 1, 1, 300),
     (1, 2, 2, 70, 300),
     (2, 4, 2, 300, 500),
+    (1, 66, 6, 100, 130),
     (4, 16, 4, 1000, 700),
     (8, 32, 8, 1500, 130),
     (1, 32, 32, 2300, 2300),
@@ -185,6 +187,11 @@ def calls_of(kernel: dict[str, Any]) -> list[tuple[int, int, int, int, int]]:
 @pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: str(kernel["name"]))
 def test_every_shipped_kernel_is_used(kernel: dict[str, Any]) -> None:
     assert calls_of(kernel)
+
+
+@needs_kernels
+def test_the_sanitizers_meet_every_kernel() -> None:
+    assert {call.kernel() for call in sanitize_cuda.calls()} == {kernel["name"] for kernel in KERNELS}
 
 
 @needs_hopper

@@ -101,14 +101,6 @@ DHP_PTX void tma_load(int go, uint32_t destination, const CUtensorMap *map, uint
                : "memory");
 }
 
-/* If go: the same box into L2. */
-DHP_PTX void tma_prefetch(int go, const CUtensorMap *map, int d, int s, int h, int b) {
-  asm volatile("{.reg .pred one; elect.sync _|one, 0xffffffff; setp.ne.and.s32 one, %5, 0, one;\n"
-               "@one cp.async.bulk.prefetch.tensor.4d.L2.global [%0, {%1, %2, %3, %4}];}" ::"l"(map),
-               "r"(d), "r"(s), "r"(h), "r"(b), "r"(go)
-               : "memory");
-}
-
 /* Fetches a tensor map into the cache that TMA reads it from. */
 DHP_PTX void tma_prefetch_map(const CUtensorMap *map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");

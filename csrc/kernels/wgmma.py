@@ -6,6 +6,7 @@ PTX ISA 9.0, section 9.7.15.5 (wgmma.mma_async).
 
 from __future__ import annotations
 
+
 def descriptor_high(group_bytes: int) -> int:
     """High half of a shared memory matrix descriptor (9.7.15.5.1.2): 128-byte swizzle (bit 62), and bytes, in units of
     16, from one group of eight rows of 128 bytes to the next."""
@@ -48,8 +49,11 @@ static __device__ __forceinline__ void {name}(float *d, {a_parameter}, uint32_t 
 
 
 def header(head_dim: int, tile_k: int, rows: int, dtype: str) -> str:
-    """The text of wgmma.h for one kernel. With 32 rows of Q only every other group of eight rows of the 64 is somebody's:
-    the groups overlap, four rows apart, so that group 2 g begins at row 8 g."""
+    """The text of wgmma.h for one kernel.
+
+    With 32 rows of Q every other group of eight of the 64 rows is nobody's. The groups overlap, four rows apart: so
+    group 2 g begins at row 8 g, and Q lies in shared memory as always.
+    """
     scores = product(
         "wgmma_scores",
         f"S[64, {tile_k}] (+)= Q[64, 16] K[{tile_k}, 16]^T, both K-major in shared memory",

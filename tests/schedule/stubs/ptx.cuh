@@ -34,7 +34,6 @@ static inline void tma_load(int go, uint32_t destination, const CUtensorMap *map
                             int b) {
   if (go) sim::load(destination, barrier, sim::Tile{map->tensor, d, s, h, b});
 }
-static inline void tma_prefetch(int, const CUtensorMap *, int, int, int, int) {}
 static inline void tma_prefetch_map(const CUtensorMap *) {}
 
 static inline void store_one(int go, float *to, float x) {
