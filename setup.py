@@ -140,6 +140,7 @@ setup(
                 "csrc/attention.c",
                 "csrc/error.c",
                 "csrc/plan.c",
+                "csrc/schedule.c",
                 "csrc/cuda/layout.c",
                 *(str(path.relative_to(ROOT)) for path in sorted((ROOT / "csrc" / "cpu").glob("*.c"))),
             ],

@@ -1,7 +1,8 @@
 """The schedule of the forward kernel, on the host: csrc/kernels/attention_fwd.cu is compiled by the C++ compiler with
-stubs in place of its instructions, and runs in the simulator of tests/schedule under random schedules.
+stubs in place of its instructions, and runs in the simulator of tests/schedule under random schedules. What is checked,
+and what is not modelled, stands in schedule/simulator.cpp. Which query tiles its CTAs get: schedule/dealing.cpp.
 
-`CXX` names the compiler (default `c++`). What is checked, and what is not modelled, stands in schedule/simulator.cpp.
+`CXX` names the compiler (default `c++`), `CC` that of C (default `cc`).
 """
 
 from __future__ import annotations
@@ -12,12 +13,16 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from random import Random
 from typing import NamedTuple
 
 import pytest
+
+import dhp_safe_fa
+from dhp_safe_fa import _inspect
 
 ROOT = Path(__file__).resolve().parent.parent
 KERNELS = ROOT / "csrc" / "kernels"
@@ -27,7 +32,7 @@ sys.path.insert(0, str(KERNELS))
 build_script = importlib.import_module("build")  # not `import build`: mypy would look into the folder build/
 
 COMPILER = shlex.split(os.environ.get("CXX", "c++"))
-FLAGS = ["-std=c++17", "-O2", "-Wall", "-Wextra", "-Werror", "-Wno-unknown-pragmas"]
+FLAGS = ["-std=c++17", "-O2", "-Wall", "-Wextra", "-Werror", "-Wno-unknown-pragmas", "-ffunction-sections"]
 
 pytestmark = pytest.mark.skipif(
     shutil.which(COMPILER[0]) is None, reason=f"no C++ compiler: {COMPILER[0]} was not found (CXX names another)"
@@ -122,6 +127,15 @@ def compile_object(source: Path, target: Path, *options: str) -> Path:
     return target
 
 
+def compile_kernel(folder: Path, source: str, shape: Shape, text: str) -> Path:
+    """An object: `source` of tests/schedule, which includes the kernel, of this shape and text."""
+    (folder / "attention_fwd.cu").write_text(text)
+    # In this order: the copy of the kernel, what shadows its headers, and the headers that are not shadowed.
+    includes = [folder, SCHEDULE / "stubs", SCHEDULE, KERNELS]
+    constants = (f"-D{name.upper()}={value}" for name, value in shape._asdict().items())
+    return compile_object(SCHEDULE / source, folder / "kernel.o", *constants, *(f"-I{path}" for path in includes))
+
+
 Build = Callable[[Path, Shape, tuple[Substitution, ...]], Path]
 
 
@@ -133,15 +147,8 @@ def build(tmp_path_factory: pytest.TempPathFactory) -> Build:
 
     def build_program(folder: Path, shape: Shape, changes: tuple[Substitution, ...]) -> Path:
         folder.mkdir(exist_ok=True)
-        text = (KERNELS / "attention_fwd.cu").read_text()
-        (folder / "attention_fwd.cu").write_text(substitute(text, [*SCHEDULED_WORK, *changes]))
-        # In this order: the copy of the kernel, what shadows its headers, and the headers that are not shadowed.
-        includes = [folder, SCHEDULE / "stubs", SCHEDULE, KERNELS]
-        options = [
-            *(f"-D{name.upper()}={value}" for name, value in shape._asdict().items()),
-            *(f"-I{path}" for path in includes),
-        ]
-        compiled = compile_object(SCHEDULE / "kernel.cpp", folder / "kernel.o", *options)
+        text = substitute((KERNELS / "attention_fwd.cu").read_text(), [*SCHEDULED_WORK, *changes])
+        compiled = compile_kernel(folder, "kernel.cpp", shape, text)
         program = folder / "simulate"
         assert run(*COMPILER, compiled, *shared, "-o", program).returncode == 0
         return program
@@ -175,3 +182,113 @@ def test_a_mistake_is_found(tmp_path: Path, build: Build, mutation: Mutation) ->
             assert result.stdout.startswith("violation: ")
             return
     pytest.fail("the simulator finds nothing wrong with the changed kernel in any shape")
+
+
+# ---- dealing --------------------------------------------------------------------------------------------------------
+
+# The C compiler of the host core, and the library that plans.
+C_COMPILER = shlex.split(os.environ.get("CC", "cc"))
+LIBRARY = Path(dhp_safe_fa.__file__).parent / "libdhp_fa.so"
+
+needs_kernels = pytest.mark.skipif(not _inspect.kernels(), reason="this build has no GPU kernels (no nvcc was found)")
+needs_c = pytest.mark.skipif(
+    shutil.which(C_COMPILER[0]) is None, reason=f"no C compiler: {C_COMPILER[0]} was not found (CC names another)"
+)
+
+
+class Call(NamedTuple):
+    """B, Hq, Hk, Sq, Sk, D of a call in float16, and its mask."""
+
+    batch: int
+    heads: int
+    key_heads: int
+    seqlen_q: int
+    seqlen_k: int
+    head_dim: int
+    is_causal: int
+    causal_offset: int = 0
+
+
+def causal(batch: int, heads: int, key_heads: int, seqlen: int, head_dim: int) -> Call:
+    return Call(batch, heads, key_heads, seqlen, seqlen, head_dim, 1)
+
+
+# How busy the CTAs have to be kept at least. Groups of packs, each longest first, kept those of the second 55 % busy.
+BUSY = {
+    causal(4, 16, 16, 900, 128): 0.96,
+    causal(4, 8, 8, 2500, 256): 0.95,
+    causal(1, 16, 16, 5001, 256): 0.96,
+    causal(16, 16, 16, 300, 128): 0.96,
+    causal(32, 8, 8, 512, 256): 0.96,
+    causal(32, 32, 32, 512, 64): 0.97,
+    causal(4, 32, 4, 2500, 64): 0.97,
+    causal(2, 32, 32, 8192, 64): 0.98,
+    causal(1, 16, 16, 16384, 128): 0.98,
+    causal(2, 8, 8, 8192, 256): 0.98,
+    causal(1, 1, 1, 200_000, 128): 0.98,
+    causal(1, 8, 8, 512, 64): 0.6,  # one tile for each CTA: nothing to even out
+}
+
+
+def random_call(random: Random) -> Call:
+    key_heads, group = random.choice([1, 2, 3, 8, 16]), random.choice([1, 1, 2, 4, 8, 11])
+    seqlen_q, seqlen_k = (int(10 ** random.uniform(0, 3.7)) for _ in range(2))
+    offset = random.choice([0, seqlen_k - seqlen_q, random.randint(-2 * seqlen_q, 2 * seqlen_k)])
+    head_dim = random.choice([64, 72, 128, 256])
+    batch = random.choice([1, 2, 5, 32])
+    return Call(batch, key_heads * group, key_heads, seqlen_q, seqlen_k, head_dim, random.randint(0, 1), offset)
+
+
+def deal(folder: Path, shape: Shape, calls: Sequence[Call], changes: list[Substitution]) -> str:
+    """What tests/schedule/dealing.cpp says of the calls that are planned for this kernel."""
+    text = substitute((KERNELS / "attention_fwd.cu").read_text(), changes)
+    compiled = compile_kernel(folder, "dealing.cpp", shape, text)
+    schedule = folder / "schedule.o"
+    assert run(*C_COMPILER, "-std=gnu11", "-O2", "-c", KERNELS.parent / "schedule.c", "-o", schedule).returncode == 0
+    program = folder / "deal"
+    # without the kernel itself, and so without the simulator that it would call
+    options = ["-Wl,--gc-sections", f"-Wl,-rpath,{LIBRARY.parent}"]
+    linked = run(*COMPILER, compiled, schedule, LIBRARY, *options, "-o", program)
+    assert linked.returncode == 0, linked.stderr
+    lines = "".join(" ".join(map(str, call)) + "\n" for call in calls)
+    result = subprocess.run([program], input=lines, capture_output=True, text=True, check=False, timeout=300)
+    assert result.returncode in (0, VIOLATION), f"ended with status {result.returncode}: {result.stderr}"
+    return result.stdout
+
+
+def assert_dealt_well(said: str) -> None:
+    """No violation, and CTAs as busy as BUSY wants, in what `deal` returned."""
+    assert "violation" not in said, said
+    busy = {Call(*map(int, line.split(":")[0].split())): float(line.split(":")[1]) for line in said.splitlines()}
+    assert len(busy) > 3, "hardly any of the calls is planned for this kernel"
+    for call, least in BUSY.items():
+        assert busy.get(call, 1) >= least, call
+
+
+@needs_kernels
+@needs_c
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_every_query_tile_is_computed_once(tmp_path: Path, session_seed: int, shape: Shape) -> None:
+    print(f"to repeat these calls: pytest --seed {session_seed}")
+    random = Random(session_seed)
+    calls = [*BUSY, *(random_call(random) for _ in range(2000))]
+    assert_dealt_well(deal(tmp_path, shape, calls, []))
+
+
+# Mistakes in the dealing: a tile is left out, or computed twice, or some CTAs have more to do.
+WRONG_DEALS = {
+    "nobody_takes_the_rest": ("p->ordered_rounds + (cta < p->ordered_rest)", "p->ordered_rounds"),
+    "one_twin_only": ("(whole << p->twins) + second", "(whole << p->twins)"),
+    "no_mirror_image": ("tile = second ? shorter :", "tile = 0 ? shorter :"),
+    "list_begins_early": ("(in_order ? 0 : p->ordered_items)", "0"),
+}
+
+
+@needs_kernels
+@needs_c
+@pytest.mark.parametrize("wrong", WRONG_DEALS.values(), ids=WRONG_DEALS.keys())
+def test_a_wrong_deal_is_found(tmp_path: Path, wrong: Substitution) -> None:
+    # two warpgroups at head_dim 256 serve most of these calls with that head_dim
+    said = deal(tmp_path, SHAPES[-1], list(BUSY), [wrong])
+    with pytest.raises(AssertionError):
+        assert_dealt_well(said)

@@ -12,6 +12,7 @@
 #include "../kernels/attention_fwd.h"
 #include "../kernels/kernel_table.h"
 #include "../plan.h"
+#include "../schedule.h"
 #include "driver.h"
 
 enum {
@@ -107,18 +108,6 @@ static int log2_of(int power) {
   return log;
 }
 
-/*
- * With 2^(shift - 1) < d <= 2^shift, multiplier = floor(2^(31 + shift) / d) + 1 fits 32 bits, and d times it exceeds
- * 2^(31 + shift) by at most 2^shift: so n multiplier / 2^(31 + shift) rounds down to n / d for n < 2^31 (Granlund and
- * Montgomery, "Division by Invariant Integers using Multiplication", 1994, theorem 4.2).
- */
-static dhp_divisor divisor(int64_t d) {
-  uint32_t shift = 0;
-  while ((int64_t)1 << shift < d)
-    shift++;
-  return (dhp_divisor){(uint32_t)(((uint64_t)1 << (31 + shift)) / (uint64_t)d + 1), shift};
-}
-
 /* With the device's context current. */
 static dhp_status enqueue(const dhp_driver *driver, CUfunction function, const dhp_attention *args,
                           const dhp_plan *plan, CUstream stream, dhp_error *error) {
@@ -132,9 +121,6 @@ static dhp_status enqueue(const dhp_driver *driver, CUfunction function, const d
   const dhp_tensor *const k = seqlen_k > 0 ? &args->k : &args->q, *const v = seqlen_k > 0 ? &args->v : &args->q;
   const int64_t length = seqlen_k > 0 ? seqlen_k : 1;
   const int rows = kernel->tile_q / kernel->warpgroups / plan->heads_per_tile;
-  const int64_t packs = args->q.size[1] / plan->heads_per_tile; /* of one batch */
-  const int64_t all_packs = args->q.size[0] * packs;
-  const int64_t ordered_items = (all_packs - plan->listed_packs) * plan->q_tiles >> plan->twins;
 
   CUtensorMap q_map, k_map, v_map;
   dhp_status status = describe(driver, &q_map, &args->q, seqlen_q, rows, plan->heads_per_tile, error);
@@ -159,24 +145,13 @@ static dhp_status enqueue(const dhp_driver *driver, CUfunction function, const d
       .is_causal = args->is_causal != 0,
       .causal_offset = dhp_clamp_offset(args),
       .log2_rows = log2_of(rows),
-      .packs = (int32_t)packs,
-      .q_tiles = (int32_t)plan->q_tiles,
-      .items = (int32_t)plan->items,
-      .ordered_items = (int32_t)ordered_items,
-      .ordered_rounds = (int32_t)(ordered_items / plan->grid),
-      .ordered_rest = (int32_t)(ordered_items % plan->grid),
-      .twins = plan->twins,
-      .listed_packs = (int32_t)plan->listed_packs,
-      .by_q_tiles = divisor(plan->q_tiles),
-      .by_listed_packs = divisor(plan->listed_packs > 0 ? plan->listed_packs : 1),
-      .by_packs = divisor(packs),
-      .by_heads_per_key_head = divisor(args->q.size[1] / args->k.size[1]),
       .scale = args->scale,
       .scale_log2 = scale_log2,
       .highest_score = FLT_MAX / fmaxf(1.f, ldexpf(1.f, exponent)),
       .scale_to_power_of_two = ldexpf(1.f, exponent) - scale_log2,
       .zero = 0,
   };
+  dhp_set_schedule(&params, args, plan);
   void *arguments[] = {&q_map, &k_map, &v_map, &params};
   /*
    * A small launch may begin while the one before ends; the kernel waits for that before it touches memory. A larger

@@ -35,7 +35,8 @@ typedef struct dhp_fwd_params {
   int32_t is_causal, causal_offset; /* offset clamped to [-seqlen_q, seqlen_k]: beyond that nothing changes */
   int32_t log2_rows, packs;         /* packs: of one batch */
   int32_t q_tiles;                  /* of one pack */
-  /* The static schedule, see work_of in attention_fwd.cu. Items: at most INT32_MAX - 2 grid, in order and listed. */
+  /* The static schedule: made by ../schedule.c, read by work_of in attention_fwd.cu. Items: at most INT32_MAX - 2 grid,
+   * in order and listed. */
   int32_t items, ordered_items;
   int32_t ordered_rounds, ordered_rest; /* ordered_items / grid, and its remainder */
   int32_t twins, listed_packs;          /* twins: 1 if an item in order is two tiles */
