@@ -117,10 +117,9 @@ def _iterate(args: argparse.Namespace) -> int:
     def tell(line: str) -> None:
         progress.print(line, markup=False, soft_wrap=True)
 
-    stored = args.command == "run" and args.evidence
-    plan = loop.Plan(log=args.log, name=args.name, full=args.full, shapes=args.shapes, evidence=stored)
+    plan = loop.Plan(log=args.log, name=args.name, full=args.full, shapes=args.shapes)
     if args.command == "run":
-        change = loop.Change(args.hypothesis, args.predict, args.milestone, args.against)
+        change = loop.Change(args.hypothesis, args.predict, args.milestone, args.against, args.evidence)
         record = loop.run(plan, change, tell)
     else:
         record = loop.baseline(plan, tell)

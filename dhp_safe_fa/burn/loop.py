@@ -18,11 +18,10 @@ from dhp_safe_fa.bench.cases import select
 from dhp_safe_fa.bench.environment import missing_hopper
 from dhp_safe_fa.burn import builds, chip, gating, measuring, milestones, profiling, records
 from dhp_safe_fa.burn.library import Library, ShippedKernel
+from dhp_safe_fa.burn.quoted import ANCHORS
 from dhp_safe_fa.burn.records import AGAIN, GATES, OURS, PREVIOUS, Gate, Kernel, Record, Shape
 from dhp_safe_fa.gates import tools
 
-# FlashAttention-3 is estimated from these where it is not installed; they were measured on an H100.
-ANCHORS = builds.ROOT / "benchmarks" / "anchors_h100_forward.csv"
 # Never the best peer on Hopper, and slow: timed by the baseline and by --full.
 SLOW_PEERS = ("efficient", "math")
 # A baseline has no verdict: blocks only for its spread.
@@ -37,12 +36,18 @@ class Refused(Exception):
 
 @dataclass(frozen=True)
 class Change:
-    """What the user changed and why. against: the iteration to compare with; None: the previous best."""
+    """What the user changed and why, and how it is judged.
+
+    Attributes:
+        against: the iteration to compare with; None: the previous best.
+        evidence: the gates that need a GPU are not run again, audits/evidence.json speaks for them.
+    """
 
     hypothesis: str
     prediction: str
     milestones: Sequence[str] = ()
     against: str | None = None
+    evidence: bool = False
 
 
 @dataclass(frozen=True)
@@ -51,14 +56,12 @@ class Plan:
 
     Attributes:
         full: every shape and peer, gates in full, a report for ncu-ui; else quick.
-        evidence: the gates that need a GPU are not run again, audits/evidence.json speaks for them.
     """
 
     log: Path
     name: str
     full: bool
     shapes: Sequence[str] | None
-    evidence: bool = False
 
     def cases(self) -> list[Case]:
         """ValueError about a word that cannot be read."""
@@ -97,7 +100,7 @@ def run(plan: Plan, change: Change, tell: Tell) -> Record:
     if not _failed(gates):
         if here is None:
             raise Refused(f"after the gate {GATES[0]} a Hopper GPU is needed: {missing_hopper()}")
-        if plan.evidence:
+        if change.evidence:
             gates += gating.from_evidence(GATES[1:], ours.cubins(), here)
         else:
             gates += gating.run_all(GATES[1:], ours.cubins(), not plan.full, tell)

@@ -1,4 +1,4 @@
-"""The original project's own measurements, as it reported them: reference rows of the log, not measured here."""
+"""Numbers that were not measured here: the original project's own, reference rows of the log, and peers'."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from pathlib import Path
 from dhp_safe_fa.burn.builds import ROOT
 
 QUOTED = ROOT / "audits" / "iterations_quoted.csv"
+# FlashAttention-3 is estimated from these where it is not installed; they were measured on an H100.
+ANCHORS = ROOT / "benchmarks" / "anchors_h100_forward.csv"
 
 # What they were measured at, on an H100.
 BATCH_HEADS, SEQLEN, HEAD_DIM = 16, 1024, 64

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 
 from dhp_safe_fa.bench import anchors, results
-from dhp_safe_fa.burn import builds, chip
+from dhp_safe_fa.burn import chip
 from dhp_safe_fa.burn.builds import git
+from dhp_safe_fa.burn.quoted import ANCHORS
 from dhp_safe_fa.burn.records import Kernel, Record, Shape
 
 RESULT = "benchmarks/results/h100_forward.json"
@@ -23,7 +24,7 @@ def imported(name: str, revision: str) -> Record:
     report = results.from_json(json.loads(git("show", f"{source}:{RESULT}")))
     environment = report.environment
     shapes = []
-    factors = anchors.load(builds.ROOT / "benchmarks" / "anchors_h100_forward.csv")
+    factors = anchors.load(ANCHORS)
     for result in (anchors.with_estimate(result, factors) for result in report.results):
         us: dict[str, list[float | None]] = {o.name: [o.graph_us.median] for o in result.outcomes if o.graph_us}
         absent = {o.name: o.reason for o in result.outcomes if o.reason}

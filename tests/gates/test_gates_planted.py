@@ -12,15 +12,6 @@ from dhp_safe_fa.gates import controls, inputs, subjects, tools
 from dhp_safe_fa.gates import planted as launching
 
 
-@pytest.fixture
-def hopper() -> None:
-    """Skips where the gates cannot execute kernels, with the cause."""
-    try:
-        subjects.require_gpu()
-    except tools.NotRun as error:
-        pytest.skip(str(error))
-
-
 def pretend(monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int]) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
@@ -82,7 +73,7 @@ def test_peers_are_those_of_the_benchmark(monkeypatch: pytest.MonkeyPatch) -> No
         subjects.peer("fa3")
 
 
-def test_clean_twin_runs(hopper: None, planted: controls.Controls) -> None:
+def test_clean_twin_runs(gpu: None, planted: controls.Controls) -> None:
     launcher = launching.Planted(planted)
     secret, out = torch.randn(inputs.SECRETS, device="cuda"), torch.zeros(inputs.SECRETS, device="cuda")
     launcher.launch("uninitialised_workspace", "clean", secret, out)
