@@ -33,16 +33,25 @@ static dhp_cpu_scratch *scratch_new(void) {
   return aligned_alloc(alignment, size); /* 64: a cache line, the widest vector */
 }
 
+enum { MOST_LANES = 16 }; /* floats of the widest vector */
+
+/* Of the first so many rows of q or p, which have a column for each query. */
+static void wipe_queries(float (*rows)[DHP_CPU_PITCH_Q], size_t count, size_t queries) {
+  const size_t columns = (queries + MOST_LANES - 1) / MOST_LANES * MOST_LANES;
+  for (size_t i = 0; i < count; i++)
+    dhp_ct_wipe(rows[i], columns * sizeof *rows[i]);
+}
+
 /* Wipes what a problem of this (public) size can have written, and frees it. */
 static void scratch_free(dhp_cpu_scratch *scratch, const dhp_attention *args) {
   const int64_t queries = args->q.size[2], keys = args->k.size[2], head_dim = args->q.size[3];
   const size_t query_rows = queries < DHP_CPU_TILE_Q ? (size_t)queries : DHP_CPU_TILE_Q;
   const size_t key_rows = keys < DHP_CPU_TILE_K ? (size_t)keys : DHP_CPU_TILE_K;
   const size_t score_rows = (key_rows + 11) / 12 * 12; /* scores are computed for 6 keys at a time, P for 4 */
-  dhp_ct_wipe(scratch->q, (size_t)head_dim * sizeof *scratch->q);
+  wipe_queries(scratch->q, (size_t)head_dim, query_rows);
   dhp_ct_wipe(scratch->k, key_rows * sizeof *scratch->k);
   dhp_ct_wipe(scratch->v, key_rows * sizeof *scratch->v);
-  dhp_ct_wipe(scratch->p, score_rows * sizeof *scratch->p);
+  wipe_queries(scratch->p, score_rows, query_rows);
   dhp_ct_wipe(scratch->out, query_rows * sizeof *scratch->out);
   dhp_ct_wipe(scratch->partial, query_rows * sizeof *scratch->partial);
   dhp_ct_wipe(scratch->maximum, sizeof *scratch - offsetof(dhp_cpu_scratch, maximum)); /* all that follows */

@@ -124,7 +124,7 @@ static void read_queries(const dhp_cpu_rows *rows, int queries, dhp_cpu_scratch 
   const float scale2 = (float)((double)rows->args->scale * 1.4426950408889634);
   read_rows(scratch->partial, q, rows->batch, rows->head, rows->first, rows->count, scratch);
   for (int d = 0; d < head_dim; d++) {
-    memset(scratch->q[d], 0, (size_t)queries * sizeof(float));
+    store(scratch->q[d] + queries - LANES, dhp_ct_splat(0.f)); /* lanes without a row are in the last vector */
     for (int i = 0; i < rows->count; i++)
       scratch->q[d][i] = scratch->partial[i][d] * scale2;
   }
@@ -342,11 +342,13 @@ void DHP_ATTEND(const dhp_cpu_rows *rows, dhp_cpu_scratch *scratch) {
   const int64_t key_head = rows->head / (args->q.size[1] / args->k.size[1]);
 
   read_queries(rows, queries, scratch);
-  for (int i = 0; i < queries; i++)
-    scratch->maximum[i] = -__builtin_inff();
-  memset(scratch->sum, 0, sizeof scratch->sum);
+  for (int i = 0; i < queries; i += LANES) {
+    store(scratch->maximum + i, dhp_ct_splat(-__builtin_inff()));
+    store(scratch->sum + i, dhp_ct_splat(0.f));
+  }
   for (int i = 0; i < rows->count; i++)
-    memset(scratch->out[i], 0, (size_t)width * sizeof(float));
+    for (int d = 0; d < width; d += LANES)
+      store(scratch->out[i] + d, dhp_ct_splat(0.f));
 
   int64_t visible[DHP_CPU_TILE_Q]; /* lanes without a row copy the last row */
   for (int i = 0; i < DHP_CPU_TILE_Q; i++)
