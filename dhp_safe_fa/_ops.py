@@ -168,16 +168,29 @@ _attention = torch.ops.dhp.attention.default
 _attention_lse = torch.ops.dhp.attention_lse.default
 
 
+def _takes_part_in_nothing(tensor: object) -> bool:
+    """A plain tensor of which autograd keeps no record. A proxy or a subclass may know more than it says."""
+    return type(tensor) is Tensor and not tensor.requires_grad
+
+
+def _somebody_looks_on() -> bool:
+    """Something that sees or transforms the calls: it must see the operator alone, and with grad mode as it is."""
+    return (
+        torch.compiler.is_compiling()
+        or forward_ad._current_level >= 0
+        or torch._C._functorch.peek_interpreter_stack() is not None
+        or torch._C._is_torch_function_mode_enabled()
+        or torch._C._len_torch_dispatch_stack() > 0
+    )
+
+
 def _run(operator: Callable[..., Any], q: Tensor, k: Tensor, v: Tensor, *arguments: object) -> Any:
     """The operators refuse what takes part in differentiation. While gradients are recorded they ask torch eight times,
-    which takes some 10 µs; here it is seen at once, and they need not ask."""
+    which takes some 10 µs. Where it can be seen here that there is nothing to refuse, they need not ask."""
     if (
-        torch.compiler.is_compiling()
-        or not torch.is_grad_enabled()
-        or forward_ad._current_level >= 0
-        or getattr(q, "requires_grad", True)
-        or getattr(k, "requires_grad", True)
-        or getattr(v, "requires_grad", True)
+        not torch.is_grad_enabled()
+        or _somebody_looks_on()
+        or not (_takes_part_in_nothing(q) and _takes_part_in_nothing(k) and _takes_part_in_nothing(v))
     ):
         return operator(q, k, v, *arguments)
     torch._C._set_grad_enabled(False)

@@ -18,6 +18,8 @@ import torch.nn.functional as F
 from harness import DEVICES, EXPANSIONS, LAYOUTS, Target, attend, needs_hopper, normal, qkv, same_bits
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.overrides import TorchFunctionMode
 
 import dhp_safe_fa
 
@@ -355,6 +357,46 @@ def test_vmap_refusals(target: Target, rng: torch.Generator) -> None:
         torch.func.grad(lambda x: torch.func.vmap(lambda y: dhp_safe_fa.attention(y, k, v))(x).float().sum())(q[None])
     with pytest.raises(RuntimeError, match="no backward"):
         torch.func.jvp(lambda x: dhp_safe_fa.attention(x, k, v), (q,), (q,))
+    x = q[None].requires_grad_()  # what vmap hands on does not say so
+    with pytest.raises(RuntimeError, match="no backward"):
+        torch.func.vmap(lambda y: dhp_safe_fa.attention(y, k, v))(x)
+    with pytest.raises(RuntimeError, match="no backward"):
+        torch.func.vmap(lambda y: dhp_safe_fa.attention_lse(y * 2, k, v))(x)
+
+
+def test_traced_symbolically() -> None:
+    class Model(torch.nn.Module):
+        def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            return dhp_safe_fa.attention(q, k, v, is_causal=True)
+
+    nodes = [node.target for node in torch.fx.symbolic_trace(Model()).graph.nodes if node.op == "call_function"]
+    assert nodes == [torch.ops.dhp.attention.default]
+
+
+@pytest.mark.parametrize("pre_dispatch", [False, True])
+def test_traced_with_tensors(target: Target, rng: torch.Generator, pre_dispatch: bool) -> None:
+    """The graph is the operator alone: nothing of what was looked up while gradients were recorded."""
+    q, k, v = qkv(rng, target, 2, 4, 2, 9, 7, 64)
+    traced = make_fx(lambda q, k, v: dhp_safe_fa.attention(q, k, v), pre_dispatch=pre_dispatch)(q, k, v)
+    nodes = [node.target for node in traced.graph.nodes if node.op == "call_function"]
+    assert nodes == [torch.ops.dhp.attention.default]
+    with pytest.raises(RuntimeError, match="no backward"):
+        traced(q.requires_grad_(), k, v)
+
+
+def test_function_modes_see_grad_mode_as_it_is(target: Target, rng: torch.Generator) -> None:
+    factor = torch.ones((), device=target.device, dtype=target.dtype, requires_grad=True)
+    seen = []
+
+    class Scaled(TorchFunctionMode):
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            seen.append(func)
+            return func(*args, **(kwargs or {})) * factor
+
+    q, k, v = qkv(rng, target, 2, 4, 2, 9, 7, 64)
+    with Scaled():
+        out = dhp_safe_fa.attention(q, k, v)
+    assert out.requires_grad and torch._C._set_grad_enabled not in seen
 
 
 # ---- autocast -------------------------------------------------------------------------------------------------------

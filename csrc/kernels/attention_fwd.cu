@@ -5,14 +5,14 @@
  * Path of the data: q, k, v tiles come in by TMA (128-byte swizzle), S = q k^T by wgmma from shared memory, softmax in
  * registers, P packed in registers, O += P v by wgmma, O from registers to global memory.
  *
- * WARPGROUPS warpgroups of 64 query rows share every k and v tile and take turns at the tensor cores. Turn 0 of a walk
- * is S(0) alone. In turn t each warpgroup issues
+ * WARPGROUPS warpgroups of ROWS query rows share every k and v tile and take turns at the tensor cores. Turn 0 of a
+ * walk is S(0) alone. In turn t each warpgroup issues
  *
  *     S(t) = q k(t)^T, then O += P(t-1) v(t-1), back to back,
  *
  * hands the turn over, and computes the softmax of S(t) while the tensor cores work for the other warpgroups. The last
  * turn is P v alone; the next walk's q is loaded and O is stored while the others go on. The turns are named barriers.
- * With one warpgroup there is no turn to hand over; at head_dim 64 other CTAs on the multiprocessor fill the gaps.
+ * With one warpgroup there is no turn to hand over; if CTAS is not 1, others on the multiprocessor fill the gaps.
  *
  * Turn t needs the pair k(t), v(t-1), which shares a place in shared memory and a barrier; the last turn's v comes with
  * the next walk's k(0). Before turn t the last warpgroup meets the others' end of turn t-1: the place of the pair of
@@ -92,9 +92,9 @@ enum named_barrier {                               /* 0 is __syncthreads */
  * list.
  *
  * In order: all tiles of one pack after the other. Under a causal mask packs go in twos, twins, and an item is two
- * tiles that are equally long together, a walk each: one of the first pack, and its mirror image in the second. Half of
- * the CTAs have the longer one first: so all tiles of a pack are computed at a time, its keys come from device memory
- * once, and every round brings as many new ones.
+ * tiles, a walk each: one of the first pack, and its mirror image in the second; together they are equally long, unless
+ * few keys or an offset cut the diagonal off. Half of the CTAs have the longer one first: so all tiles of a pack are
+ * computed at a time, its keys come from device memory once, and every round brings as many new ones.
  *
  * The list, under a causal mask only: the remaining packs, longest tiles first, packs fastest. Every other round is
  * dealt from the last CTA to the first. Whole rounds of items in order would leave CTAs idle in the last one.
@@ -102,7 +102,7 @@ enum named_barrier {                               /* 0 is __syncthreads */
 typedef struct work {
   int batch, head, key_head; /* head: the first of the pack */
   int row;                   /* first query row */
-  int tiles;                 /* key tiles to visit; 0 if there is no such query tile (all else is then of the last) */
+  int tiles;                 /* key tiles to visit; 0 if there is no such query tile: then nothing else counts */
   int masked;                /* how many of them need the mask: the first ones visited */
 } work;
 
