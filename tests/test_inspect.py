@@ -9,14 +9,13 @@ from typing import Any
 import pytest
 import sanitize_cuda
 import torch
-from harness import Target, attend, max_head_dim, needs_hopper, qkv
+from harness import Target, attend, max_head_dim, needs_hopper, needs_kernels, qkv
 from reference import ELEMENTS_FOR_NORM, assert_accurate, assert_matches, reference
 
 import dhp_safe_fa
 from dhp_safe_fa import _inspect
 
 KERNELS: list[dict[str, Any]] = _inspect.kernels()
-needs_kernels = pytest.mark.skipif(not KERNELS, reason="this build has no GPU kernels (no nvcc was found)")
 
 # A register file of 65,536 and, for one CTA, 227 KiB of shared memory: CUDA Programming Guide, compute capability 9.0.
 MAX_REGISTERS, REGISTER_FILE, MAX_SHARED_BYTES = 255, 65536, 227 * 1024

@@ -254,9 +254,8 @@ static __device__ __forceinline__ void issue_output(float *o, const uint32_t *p,
  * far, would be NaN. A score of +inf still gives a sum of +inf, and the row inf / inf.
  */
 typedef struct row_stats {
-  float shift[THREAD_ROWS]; /* what is subtracted from the raw scores: their maximum so far, kept within +-highest_score
-                             */
-  float sum[THREAD_ROWS];   /* of exp2(scaled score - scaled shift), this thread's columns only */
+  float shift[THREAD_ROWS];   /* subtracted from the raw scores: their maximum so far, within +-highest_score */
+  float sum[THREAD_ROWS];     /* of exp2(scaled score - scaled shift), this thread's columns only */
   float rescale[THREAD_ROWS]; /* what the last step multiplied sum by, and O still has to be multiplied by */
 } row_stats;
 

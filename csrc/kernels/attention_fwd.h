@@ -9,7 +9,6 @@
 #include <stdint.h>
 
 enum {
-  DHP_FWD_MOST_ROWS = 64,     /* query rows of one warpgroup: M of wgmma.m64nNk16 */
   DHP_FWD_BOX = 64,           /* columns of one TMA box: 64 elements of 16 bits are the 128 bytes of the swizzle */
   DHP_FWD_WARPGROUP = 128,    /* threads of a warpgroup */
   DHP_FWD_SHARED_ALIGN = 1024 /* the 128-byte swizzle repeats every 1024 bytes; CUDA aligns shared memory to 16 */
