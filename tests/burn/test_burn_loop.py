@@ -346,8 +346,9 @@ def test_a_planted_leak_is_rejected_before_it_is_timed(tmp_path: Path) -> None:
     assert recipe.read_text().count(table) == 1
     recipe.write_text(recipe.read_text().replace(table, f"KERNELS = KERNELS[:1]\n\n\n{table}"))
 
+    log = tmp_path / "log.jsonl"  # without a previous best, which would have to be built again
     result = subprocess.run(
-        [sys.executable, "-m", "dhp_safe_fa.burn", "run", "leak", *OPTIONS],
+        [sys.executable, "-m", "dhp_safe_fa.burn", "--log", str(log), "run", "leak", *OPTIONS],
         cwd=copy,
         env={**os.environ, "DHP_SAFE_FA_COMMIT": samples.COMMIT, "PYTHONPATH": str(copy)},
         capture_output=True,
@@ -355,7 +356,7 @@ def test_a_planted_leak_is_rejected_before_it_is_timed(tmp_path: Path) -> None:
     )
     print(result.stdout, result.stderr)
     assert result.returncode == 1
-    record = load(copy / "audits" / "iterations.jsonl").records[-1]
+    (record,) = load(log).records
     assert record.name == "leak"
     assert record.decision == "roll back"
     assert [(gate.name, gate.verdict) for gate in record.gates] == [("sass", "FAIL")]
