@@ -168,34 +168,47 @@ _attention = torch.ops.dhp.attention.default
 _attention_lse = torch.ops.dhp.attention_lse.default
 
 
-def _takes_part_in_nothing(tensor: object) -> bool:
-    """A plain tensor of which autograd keeps no record. A proxy or a subclass may know more than it says."""
-    return type(tensor) is Tensor and not tensor.requires_grad
+def _take_part_in_nothing(q: object, k: object, v: object) -> bool:
+    """Plain tensors of which autograd keeps no record. A proxy or a subclass may know more than it says."""
+    return type(q) is type(k) is type(v) is Tensor and not (q.requires_grad or k.requires_grad or v.requires_grad)
 
 
 def _somebody_looks_on() -> bool:
     """Something that sees or transforms the calls: it must see the operator alone, and with grad mode as it is."""
     return (
-        torch.compiler.is_compiling()
-        or forward_ad._current_level >= 0
+        forward_ad._current_level >= 0
         or torch._C._functorch.peek_interpreter_stack() is not None
         or torch._C._is_torch_function_mode_enabled()
         or torch._C._len_torch_dispatch_stack() > 0
     )
 
 
-def _run(operator: Callable[..., Any], q: Tensor, k: Tensor, v: Tensor, *arguments: object) -> Any:
-    """The operators refuse what takes part in differentiation. While gradients are recorded they ask torch eight times,
-    which takes some 10 µs. Where it can be seen here that there is nothing to refuse, they need not ask."""
-    if (
-        not torch.is_grad_enabled()
-        or _somebody_looks_on()
-        or not (_takes_part_in_nothing(q) and _takes_part_in_nothing(k) and _takes_part_in_nothing(v))
-    ):
-        return operator(q, k, v, *arguments)
+def _run(
+    operator: torch._ops.OpOverload[..., Any],
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    is_causal: bool,
+    scale: float | None,
+    causal_offset: int,
+) -> Any:
+    """A call of the operator, a tenth to a half faster where it is eager and small.
+
+    Defaults are left out, and what an overload does on top of its C function: each takes torch some 1 µs. The operators
+    refuse what takes part in differentiation. While gradients are recorded they ask torch eight times, some 10 µs;
+    where it can be seen here that there is nothing to refuse, they need not ask.
+    """
+    if torch.compiler.is_compiling():
+        return operator(q, k, v, is_causal, scale, causal_offset)
+    call = operator._op
+    arguments: tuple[object, ...] = (is_causal, scale, causal_offset)
+    if scale is None and type(causal_offset) is int and causal_offset == 0:  # of a symbol, a comparison is a guard
+        arguments = () if is_causal is False else (is_causal,)
+    if not torch.is_grad_enabled() or _somebody_looks_on() or not _take_part_in_nothing(q, k, v):
+        return call(q, k, v, *arguments)
     torch._C._set_grad_enabled(False)
     try:
-        return operator(q, k, v, *arguments)
+        return call(q, k, v, *arguments)
     finally:
         torch._C._set_grad_enabled(True)
 
