@@ -10,16 +10,18 @@ from pathlib import Path
 
 import pytest
 import torch
+from reference import reference
 from rich.console import Console
 
 from dhp_safe_fa.bench import Candidate, Case, Settings, WrongResult, anchors, candidates, measure, plot, tables
 from dhp_safe_fa.bench.__main__ import main
-from dhp_safe_fa.bench.cases import START_SHAPES, parse_case, select
+from dhp_safe_fa.bench.cases import CUDA_START_SHAPES, START_SHAPES, parse_case, select
 from dhp_safe_fa.bench.peers import ours, sdpa, unfused
 from dhp_safe_fa.bench.reference import sample
 from dhp_safe_fa.bench.results import Outcome, Report, Result, Stats, from_json, load, save, to_json
 
-ANCHORS = Path(__file__).parents[1] / "benchmarks" / "anchors_h100_forward.csv"
+BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+ANCHORS = BENCHMARKS / "anchors_h100_forward.csv"
 TINY = "1,2,40,16"
 QUICK = Settings(rounds=2, sample_ms=0.1)
 
@@ -66,6 +68,19 @@ def test_flops_and_bytes() -> None:
     assert dataclasses.replace(full, dtype="float32").bytes == 2 * full.bytes
 
 
+def test_flops_and_bytes_of_other_keys() -> None:
+    case = Case(2, 6, 5, 7, False, "float16", key_heads=3, key_seqlen=11)
+    assert case.shape == (2, 6, 5, 7) and case.key_shape == (2, 3, 11, 7)
+    assert case.scores == 2 * 6 * 5 * 11
+    assert case.flops == 4 * 2 * 6 * 5 * 11 * 7
+    q, k = 2 * 6 * 5 * 7, 2 * 3 * 11 * 7
+    assert case.input_bytes == 2 * (q + k + k)
+    assert case.bytes == 2 * (q + k + k + q)
+    grouped = Case(2, 6, 5, 7, True, "float32", key_heads=3)
+    assert grouped.flops == 4 * 2 * 6 * 5 * 5 * 7 / 2
+    assert grouped.bytes == 4 * 2 * (6 + 3 + 3 + 6) * 5 * 7
+
+
 def test_statistics() -> None:
     stats = Stats.of([5.0, 1.0, 2.0, 4.0, 3.0])
     assert stats == Stats(median=3, q1=2, q3=4, low=1, high=5, samples=5)
@@ -102,19 +117,53 @@ def test_geometric_mean() -> None:
 def test_explicit_shapes() -> None:
     assert parse_case("1,2,3,8", "float16") == Case(1, 2, 3, 8, False, "float16")
     assert parse_case("1,2,3,8:causal:bfloat16", "float16") == Case(1, 2, 3, 8, True, "bfloat16")
-    case = Case(4, 16, 1024, 64, True, "float32")
-    assert parse_case(case.label, "float16") == case
+    assert parse_case("4,32/4,25,64:causal", "float16") == Case(4, 32, 25, 64, True, "float16", key_heads=4)
+    assert parse_case("1,2,3/5,8", "float16") == Case(1, 2, 3, 8, False, "float16", key_seqlen=5)
 
 
-@pytest.mark.parametrize("text", ["1,2,3", "1,2,3,4,5", "1,2,x,4", "1,2,-3,4", "1,0,3,4", "1,2,3,9999999999", "1,,3,4"])
+@pytest.mark.parametrize("sizes", ["4,16,1024,64", "4,32/4,2500,64", "4,16,777/3000,128", "32,32/8,1/8192,128"])
+def test_labels_are_read_back(sizes: str) -> None:
+    case = parse_case(sizes, "float16")
+    assert case.sizes == sizes and case.label == f"{sizes}:full:float16"
+    assert parse_case(case.label, "float32") == case
+
+
+def test_equal_cases_are_equal() -> None:
+    """However the keys' numbers are said: cases are keys of dictionaries, and labels are stored."""
+    case = Case(4, 32, 25, 64, False, "float16")
+    for same in (parse_case("4,32/32,25/25,64", "float16"), Case(4, 32, 25, 64, False, "float16", 32, 25)):
+        assert same == case and {case: 1}[same] == 1 and same.label == "4,32,25,64:full:float16"
+    others = {parse_case(text, "float16") for text in ("4,32/8,25,64", "4,32/4,25,64", "4,32,25/7,64")}
+    assert len(others | {case}) == 4
+
+
+@pytest.mark.parametrize("text", ["1,2,3", "1,2,3,4,5", "1,2,x,4", "1,2,-3,4", "1,0,3,4", "1,2,3,9999999999", "1,,3,4",
+                                  "1,2/,3,4", "1,2/0,3,4", "1,2/1/1,3,4", "1,2,/3,4", "1,2,3/9999999999,4", "1/1,2,3,4",
+                                  "1,2,3,4/4"])  # fmt: skip
 def test_shape_errors(text: str) -> None:
     with pytest.raises(ValueError, match="is not four positive numbers"):
         parse_case(text, "float16")
 
 
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("1,8/3,5,16", "shape '1,8/3,5,16': 8 heads are no multiple of 3 key heads"),
+        ("1,8/16,5,16", "8 heads are no multiple of 16 key heads"),
+        ("1,8/2,4/5,16:causal", "shape '1,8/2,4/5,16': causal with 4 queries and 5 keys; only full is compared there"),
+        ("1,8,5/4,16:causal", "causal with 5 queries and 4 keys"),
+    ],
+)
+def test_keys_that_do_not_fit(text: str, sentence: str) -> None:
+    with pytest.raises(ValueError) as caught:
+        parse_case(text, "float16")
+    assert sentence in str(caught.value) and len(str(caught.value).splitlines()) == 1
+
+
 def test_sets() -> None:
     start = select(["start"], None, "cuda", quick=False)
-    assert {c.shape for c in start} == set(START_SHAPES) and {c.mask for c in start} == {"full", "causal"}
+    assert {c.shape for c in start} == set(CUDA_START_SHAPES) and {c.mask for c in start} == {"full", "causal"}
+    assert {c.shape for c in select(["start"], None, "cpu", quick=False)} == set(START_SHAPES)
     assert {c.dtype for c in start} == {"float16"}
     sweep = select(["sweep"], None, "cuda", quick=False)
     assert all(c.in_sweep for c in sweep) and not any(c.in_sweep for c in start)
@@ -125,6 +174,34 @@ def test_sets() -> None:
     assert select(["start", "start"], None, "cuda", quick=False) == start
     assert {c.dtype for c in select(["start"], ["bfloat16"], "cuda", quick=False)} == {"bfloat16"}
     assert len(select(["sweep"], None, "cuda", quick=True)) < len(sweep)
+    tokens_and_hidden_of_the_sweep = parse_case("4,32/8,4096,64", "float16")
+    assert not tokens_and_hidden_of_the_sweep.in_sweep
+
+
+@pytest.mark.parametrize("device", ["cuda", "cpu"])
+def test_odd_set(device: str) -> None:
+    """Both masks wherever the lengths are equal; quick is a third of it that still has everything."""
+    cases, quick = (select(["odd"], None, device, quick=quick) for quick in (False, True))
+    assert set(quick) < set(cases)
+    for chosen in (cases, quick):
+        assert {c.dtype for c in chosen} == {"float16" if device == "cuda" else "float32"}
+        full = [c for c in chosen if not c.causal]
+        assert [c.sizes for c in chosen if c.causal] == [c.sizes for c in full if not c.key_seqlen]
+        assert any(c.causal and c.key_heads for c in chosen), "grouped-query attention"
+        assert any(c.key_seqlen and c.key_heads and c.seqlen == 1 for c in chosen), "decoding"
+    assert {c.dtype for c in select(["odd"], ["bfloat16"], device, quick=True)} == {"bfloat16"}
+
+
+def test_odd_set_on_a_gpu() -> None:
+    cases, quick = (select(["odd"], None, "cuda", quick=quick) for quick in (False, True))
+    assert len(cases) == 2 * 16 + 6 and len(quick) == 2 * 6 + 2
+    assert [cases[i].label for i in (0, 9, 16, 32, -1)] == [
+        "4,16,900,128:full:float16",
+        "4,32/4,2500,64:full:float16",
+        "4,16,900,128:causal:float16",
+        "4,16,777/3000,128:full:float16",
+        "1,32/8,1/8192,128:full:float16",
+    ]
 
 
 # ---- correctness ----------------------------------------------------------------------------------------------------
@@ -141,6 +218,31 @@ def test_sampled_reference_is_attention(rng: torch.Generator, seqlen: int, is_ca
     for out in (sdpa(q, k, v, is_causal), unfused(q, k, v, is_causal)):
         relative, worst_row = true.errors(out)
         assert relative <= worst_row <= 1e-13
+
+
+@pytest.mark.parametrize("sizes", ["2,6/2,40,8", "2,6/1,40,8:causal", "3,4,7/50,8", "3,4,50/7,8", "2,8/4,1/90,8"])
+def test_keys_of_other_heads_and_lengths(rng: torch.Generator, monkeypatch: pytest.MonkeyPatch, sizes: str) -> None:
+    """The sampled reference, five heads at a time, which no group divides; and the peers."""
+    case = parse_case(sizes, "float32")
+    q = torch.randn(case.shape, generator=rng, dtype=torch.float64)
+    k, v = (torch.randn(case.key_shape, generator=rng, dtype=torch.float64) for _ in range(2))
+    expected = reference(q, k, v, case.causal).out
+    five_heads = 5 * max(case.seqlen, case.head_dim) * case.key_shape[2]
+    monkeypatch.setattr("dhp_safe_fa.bench.reference.CHUNK_ELEMENTS", five_heads)
+    _, worst_row = sample(q, k, v, case.causal, rng).errors(expected)
+    assert worst_row <= 1e-13
+    for attend in (sdpa, unfused):
+        torch.testing.assert_close(attend(q, k, v, case.causal), expected, rtol=0, atol=1e-13)
+
+
+def test_the_wrong_key_head_is_seen() -> None:
+    def interleaved(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, is_causal: bool) -> torch.Tensor:
+        """Head h of q sees head h % Hk of k."""
+        group = q.size(1) // k.size(1)
+        return sdpa(q, k.repeat(1, group, 1, 1), v.repeat(1, group, 1, 1), is_causal)
+
+    with pytest.raises(WrongResult, match="relative error"):
+        measure(parse_case("1,4/2,40,16", "float32"), [Candidate("interleaved", interleaved)], QUICK)
 
 
 def test_one_wrong_row_is_seen(rng: torch.Generator) -> None:
@@ -228,8 +330,27 @@ def test_json_round_trip(tmp_path: Path) -> None:
     assert data["results"][0]["outcomes"][1]["ratio"] == 2
 
 
+@pytest.mark.parametrize("path", sorted((BENCHMARKS / "results").glob("*.json")), ids=lambda path: path.name)
+def test_stored_results_are_read(path: Path) -> None:
+    """Labels are stored beside them, in the log of iterations: they stay what they were."""
+    rows = json.loads(path.read_text())["results"]
+    for row, result in zip(rows, load(path).results, strict=True):
+        case = row["case"]
+        if not case.get("key_heads") and not case.get("key_seqlen"):
+            sizes = f"{case['batch']},{case['heads']},{case['seqlen']},{case['head_dim']}"
+            assert result.case.label == f"{sizes}:{'causal' if case['causal'] else 'full'}:{case['dtype']}"
+        assert parse_case(result.case.label, "") == result.case
+
+
+def test_keys_in_a_file_that_do_not_fit() -> None:
+    data = to_json(some_report(some_result()))
+    data["results"][0]["case"]["key_heads"] = 3
+    with pytest.raises(ValueError, match="8 heads are no multiple of 3 key heads"):
+        from_json(data)
+
+
 def test_json_keys_are_documented() -> None:
-    readme = (ANCHORS.parent / "README.md").read_text()
+    readme = (BENCHMARKS / "README.md").read_text()
     data = to_json(some_report(some_result()))
     result = data["results"][0]
     for part in (data, result, result["case"], result["outcomes"][0], result["outcomes"][0]["graph_us"]):
@@ -261,6 +382,13 @@ def test_tables() -> None:
     for part in ("2.00", "0.80", "1.50e", "FAIL 1,1,8,8:causal:float16: relative error nan", "not run above", "a note"):
         assert part in text
     assert "…" not in text, "a cell was cut off"
+
+
+def test_the_longest_case_fits_into_the_tables() -> None:
+    longest = max(select(["odd"], ["bfloat16"], "cuda", quick=False), key=lambda case: len(case.sizes))
+    unsteady = times(100, 400, 900)  # a spread of 100 % is a digit wider
+    text = rendered(some_report(Result(longest, (Outcome("ours", 2.5e-4, unsteady, unsteady),), 5e-4)))
+    assert f" {longest.sizes} " in text and "100.0" in text and "…" not in text
 
 
 def test_plots(tmp_path: Path) -> None:
@@ -295,6 +423,19 @@ def test_command_on_the_cpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
+def test_command_on_other_keys(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path, words = tmp_path / "run.json", ["1,4/2,33,16:causal", "1,4,5/70,16"]
+    assert main(["--device", "cpu", "--quick", "--shapes", *words, "--json", str(path)]) == 0
+    shown = capsys.readouterr().out
+    report = load(path)
+    assert [r.case for r in report.results] == [parse_case(word, "float32") for word in words]
+    for result in report.results:
+        assert [o.name for o in result.outcomes if o.us] == ["ours", "flash", "math", "unfused"]
+        assert f" {result.case.sizes} " in shown
+    assert main(["--from", str(path)]) == 0
+    assert capsys.readouterr().out == shown
+
+
 def test_command_reports_a_wrong_result(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     peers = candidates("cpu")[0][1:]
     wrong = Candidate("ours", lambda q, k, v, c: v * 1.01)
@@ -313,7 +454,8 @@ def test_command_lists_without_measuring(capsys: pytest.CaptureFixture[str]) -> 
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["--shapes", "stop"], "'stop' is neither start or sweep nor a shape"),
+        (["--shapes", "stop"], "'stop' is neither start or sweep or odd nor a shape"),
+        (["--shapes", "1,8/3,5,16"], "8 heads are no multiple of 3 key heads"),
         (["--shapes", "1,2,3"], "is not four positive numbers"),
         (["--shapes", "1,2,3,8:half"], "'half' is neither a mask"),
         (["--device", "cpu", "--cold"], "--cold needs --device cuda"),

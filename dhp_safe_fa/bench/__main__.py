@@ -31,6 +31,7 @@ examples:
   %(prog)s --quick
   %(prog)s --shapes sweep --dtype float16 --json sweep.json --plot sweep.png
   %(prog)s --shapes 4,16,1024,64:causal:float16 2,32,8192,64
+  %(prog)s --shapes odd 8,32/4,2500,64:causal 16,32/8,1/4096,128
   %(prog)s --from sweep.json --plot sweep.svg
 
 benchmarks/README.md says how times are taken and what the JSON file holds.
@@ -53,7 +54,8 @@ def parser() -> argparse.ArgumentParser:
         "--shapes",
         nargs="+",
         metavar="WORD",
-        help="start, sweep (or start,sweep), or B,H,S,D[:full|:causal][:dtype]; default: both on cuda, start on cpu",
+        help="start, sweep, odd (or start,odd), or B,H[/Hk],S[/Sk],D[:full|:causal][:dtype]; "
+        "default: start and sweep on cuda, start on cpu",
     )
     p.add_argument(
         "--dtype", nargs="+", choices=DTYPES, help="default: float16 (cuda) or float32 (cpu), bfloat16 at a few shapes"
@@ -155,7 +157,7 @@ def served(cases: list[Case], device: str) -> tuple[list[Case], list[str]]:
     kept, notes = [], []
     for case in cases:
         try:
-            _inspect.plan(case.shape, case.shape, case.dtype, case.causal)
+            _inspect.plan(case.shape, case.key_shape, case.dtype, case.causal)
             kept.append(case)
         except ValueError as error:
             notes.append(f"not run: head_dim {case.head_dim}, {case.dtype} ({error})")

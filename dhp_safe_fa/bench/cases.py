@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import product
@@ -14,6 +16,9 @@ MASKS = {"full": False, "causal": True}
 # (B, H, S, D) that the project began from.
 START_SHAPES = ((1, 8, 512, 64), (1, 16, 1024, 64), (4, 16, 1024, 64))
 
+# A GPU also gets four times the largest of them, which is too much for a small CPU.
+CUDA_START_SHAPES = (*START_SHAPES, (16, 16, 1024, 64))
+
 # The sweep keeps the number of tokens (B·S) and the hidden size (H·D), so every row reads and writes equally much.
 SWEEP_TOKENS = 16384
 SWEEP_HIDDEN = 2048
@@ -24,10 +29,41 @@ SWEEP_HEAD_DIMS = (64, 128, 256)
 SWEEP_BFLOAT16_SEQLENS = (2048, 8192)
 QUICK_SEQLENS = (1024, 4096, 16384)
 
+# Lengths that no tile divides, and grouped-query attention, by device; full and causal.
+ODD_SHAPES = {
+    "cuda": (
+        *("4,16,900,128", "2,16,5001,128", "4,8,2500,256", "4,8,900,256", "1,8,5001,256"),
+        *("4,32,900,64", "2,32,2500,64", "1,32,5001,64", "16,16,300,128"),
+        *("4,32/4,2500,64", "4,32/4,900,64", "1,32/8,2500,128", "1,32/4,1000,128"),
+        *("8,32/4,600,128", "2,64/8,2500,128", "2,16/2,1111,256"),
+    ),
+    "cpu": ("1,8/2,333,64", "1,8,333,64"),
+}
+
+# More keys than queries, down to the one query of a decoding step; full only.
+CROSS_SHAPES = {
+    "cuda": (
+        *("4,16,777/3000,128", "2,32/8,128/8192,128"),
+        *("32,32/8,1/8192,128", "32,32/4,1/4096,64", "8,32/4,1/16384,64", "1,32/8,1/8192,128"),
+    ),
+    "cpu": ("1,8/2,1/333,64", "1,8,100/333,64"),
+}
+
+# With quick, every third of these.
+QUICK_STRIDE = 3
+
+_SIZES = re.compile(r"(?P<B>\d+),(?P<H>\d+)(/(?P<Hk>\d+))?,(?P<S>\d+)(/(?P<Sk>\d+))?,(?P<D>\d+)", re.ASCII)
+
 
 @dataclass(frozen=True)
 class Case:
-    """Self-attention of q, k and v, each [batch, heads, seqlen, head_dim]."""
+    """Attention of q [batch, heads, seqlen, head_dim] to k and v [batch, key_heads, key_seqlen, head_dim].
+
+    key_heads and key_seqlen become None where they are q's: equal cases are equal.
+
+    Raises:
+        ValueError: key_heads does not divide heads, or a causal mask for different lengths; one sentence.
+    """
 
     batch: int
     heads: int
@@ -35,10 +71,31 @@ class Case:
     head_dim: int
     causal: bool
     dtype: str
+    key_heads: int | None = None
+    key_seqlen: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.key_heads == self.heads:
+            object.__setattr__(self, "key_heads", None)
+        if self.key_seqlen == self.seqlen:
+            object.__setattr__(self, "key_seqlen", None)
+        if self.key_heads and self.heads % self.key_heads:
+            raise ValueError(f"shape '{self.sizes}': {self.heads} heads are no multiple of {self.key_heads} key heads")
+        if self.key_seqlen and self.causal:
+            raise ValueError(
+                f"shape '{self.sizes}': causal with {self.seqlen} queries and {self.key_seqlen} keys; only full is "
+                "compared there, because implementations align the diagonal with different corners"
+            )
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
+        """Of q and out."""
         return self.batch, self.heads, self.seqlen, self.head_dim
+
+    @property
+    def key_shape(self) -> tuple[int, int, int, int]:
+        """Of k and v."""
+        return self.batch, self.key_heads or self.heads, self.key_seqlen or self.seqlen, self.head_dim
 
     @property
     def mask(self) -> str:
@@ -49,14 +106,21 @@ class Case:
         return DTYPES[self.dtype]
 
     @property
+    def sizes(self) -> str:
+        """B,H,S,D, with /Hk and /Sk behind H and S where there are other numbers of keys."""
+        heads = f"{self.heads}/{self.key_heads}" if self.key_heads else f"{self.heads}"
+        seqlen = f"{self.seqlen}/{self.key_seqlen}" if self.key_seqlen else f"{self.seqlen}"
+        return f"{self.batch},{heads},{seqlen},{self.head_dim}"
+
+    @property
     def label(self) -> str:
-        """B,H,S,D:mask:dtype, as the command line takes it."""
-        return f"{','.join(map(str, self.shape))}:{self.mask}:{self.dtype}"
+        """sizes:mask:dtype, as the command line takes it."""
+        return f"{self.sizes}:{self.mask}:{self.dtype}"
 
     @property
     def scores(self) -> int:
         """Elements of q kᵀ, which an unfused implementation stores."""
-        return self.batch * self.heads * self.seqlen**2
+        return self.batch * self.heads * self.seqlen * self.key_shape[2]
 
     @property
     def flops(self) -> float:
@@ -66,28 +130,30 @@ class Case:
     @property
     def input_bytes(self) -> int:
         """q, k and v."""
-        return 3 * self.batch * self.heads * self.seqlen * self.head_dim * self.torch_dtype.itemsize
+        return (math.prod(self.shape) + 2 * math.prod(self.key_shape)) * self.torch_dtype.itemsize
 
     @property
     def bytes(self) -> int:
         """q, k, v and out, each moved once: the least traffic there can be."""
-        return self.input_bytes * 4 // 3
+        return self.input_bytes + math.prod(self.shape) * self.torch_dtype.itemsize
 
     @property
     def in_sweep(self) -> bool:
-        return self.batch * self.seqlen == SWEEP_TOKENS and self.heads * self.head_dim == SWEEP_HIDDEN
+        tokens, hidden = self.batch * self.seqlen, self.heads * self.head_dim
+        return (tokens, hidden, self.key_shape) == (SWEEP_TOKENS, SWEEP_HIDDEN, self.shape)
 
 
 def parse_case(text: str, default_dtype: str) -> Case:
-    """``B,H,S,D[:full|:causal][:dtype]`` to a Case.
+    """``B,H[/Hk],S[/Sk],D[:full|:causal][:dtype]`` to a Case.
 
     Raises:
         ValueError: one sentence that says what was given and what is expected.
     """
     sizes, *words = text.split(":")
-    numbers = sizes.split(",")
-    if len(numbers) != 4 or not all(n.isascii() and n.isdigit() and 0 < int(n) < 2**31 for n in numbers):
-        raise ValueError(f"shape '{text}': '{sizes}' is not four positive numbers B,H,S,D below 2^31")
+    match = _SIZES.fullmatch(sizes)
+    numbers = {name: int(n) for name, n in match.groupdict().items() if n} if match else {}
+    if not numbers or not all(0 < n < 2**31 for n in numbers.values()):
+        raise ValueError(f"shape '{text}': '{sizes}' is not four positive numbers B,H[/Hk],S[/Sk],D below 2^31")
     mask, dtype = "full", default_dtype
     for word in words:
         if word in MASKS:
@@ -96,8 +162,8 @@ def parse_case(text: str, default_dtype: str) -> Case:
             dtype = word
         else:
             raise ValueError(f"shape '{text}': '{word}' is neither a mask ({_or(MASKS)}) nor a dtype ({_or(DTYPES)})")
-    batch, heads, seqlen, head_dim = map(int, numbers)
-    return Case(batch, heads, seqlen, head_dim, MASKS[mask], dtype)
+    batch, heads, seqlen, head_dim = (numbers[name] for name in "BHSD")
+    return Case(batch, heads, seqlen, head_dim, MASKS[mask], dtype, numbers.get("Hk"), numbers.get("Sk"))
 
 
 def default_dtypes(device: str) -> list[str]:
@@ -108,7 +174,8 @@ def default_dtypes(device: str) -> list[str]:
 def start_cases(dtypes: list[str] | None, device: str, quick: bool) -> list[Case]:
     """The start shapes, full and causal; without dtypes in the main one, on a CPU also one shape in bfloat16."""
     main, extra = default_dtypes(device)
-    cases = [Case(*shape, causal, d) for d, causal, shape in product(dtypes or [main], MASKS.values(), START_SHAPES)]
+    shapes = START_SHAPES if device == "cpu" else CUDA_START_SHAPES
+    cases = [Case(*shape, causal, d) for d, causal, shape in product(dtypes or [main], MASKS.values(), shapes)]
     if dtypes is None and device == "cpu" and not quick:
         cases += [Case(*START_SHAPES[0], causal, extra) for causal in MASKS.values()]
     return cases
@@ -127,7 +194,15 @@ def sweep_cases(dtypes: list[str] | None, device: str, quick: bool) -> list[Case
     ]
 
 
-SETS = {"start": start_cases, "sweep": sweep_cases}
+def odd_cases(dtypes: list[str] | None, device: str, quick: bool) -> list[Case]:
+    """Odd lengths, grouped-query attention, more keys than queries; without dtypes in the main one."""
+    main, _ = default_dtypes(device)
+    stride = QUICK_STRIDE if quick else 1
+    shapes = [*product(MASKS, ODD_SHAPES[device][::stride]), *product(["full"], CROSS_SHAPES[device][::stride])]
+    return [parse_case(f"{sizes}:{mask}", dtype) for dtype in dtypes or [main] for mask, sizes in shapes]
+
+
+SETS = {"start": start_cases, "sweep": sweep_cases, "odd": odd_cases}
 
 
 def select(shapes: Iterable[str], dtypes: list[str] | None, device: str, quick: bool) -> list[Case]:

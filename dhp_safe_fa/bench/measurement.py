@@ -131,10 +131,10 @@ def host_overhead(
 def _draw(case: Case, device: str, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
     """Standard normal q, k, v."""
 
-    def normal() -> Tensor:
-        return torch.randn(case.shape, generator=generator, device=device).to(case.torch_dtype)
+    def normal(shape: tuple[int, ...]) -> Tensor:
+        return torch.randn(shape, generator=generator, device=device).to(case.torch_dtype)
 
-    return normal(), normal(), normal()
+    return normal(case.shape), normal(case.key_shape), normal(case.key_shape)
 
 
 def _input_sets(case: Case, settings: Settings, device: str) -> int:

@@ -28,7 +28,7 @@ class Candidate:
 
     Attributes:
         name: short, for a table's head.
-        attend: (q, k, v, is_causal) -> out, all [B, H, S, D].
+        attend: (q, k, v, is_causal) -> out; q and out are [B, H, S, D], k and v [B, Hk, Sk, D].
         context: entered around every use, outside what is timed.
         stores_scores: it keeps q kᵀ in memory, so it is left out where that is too large.
     """
@@ -63,15 +63,16 @@ def ours(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> Tensor:
 
 
 def sdpa(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> Tensor:
-    return F.scaled_dot_product_attention(q, k, v, is_causal=is_causal)
+    return F.scaled_dot_product_attention(q, k, v, is_causal=is_causal, enable_gqa=k.size(1) < q.size(1))
 
 
 def unfused(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> Tensor:
-    """Matrix product, softmax, matrix product, each a kernel of its own."""
-    scores = (q * q.size(3) ** -0.5) @ k.mT
+    """Matrix product, softmax, matrix product, each a kernel of its own; heads that share keys are one matrix."""
+    b, hk, sk, d = k.shape
+    scores = (q * d**-0.5).reshape(b, hk, -1, d) @ k.mT
     if is_causal:
-        scores.masked_fill_(_hidden(q.size(2), q.device), -torch.inf)
-    return torch.softmax(scores, dim=-1) @ v
+        scores.view(*q.shape[:3], sk).masked_fill_(_hidden(sk, q.device), -torch.inf)
+    return (torch.softmax(scores, dim=-1) @ v).view(q.shape)
 
 
 @functools.lru_cache(maxsize=1)

@@ -73,6 +73,5 @@ def _bars(axes: Axes, results: list[Result], names: list[str]) -> None:
         places = [x + i * width for x in range(len(results))]
         axes.bar(places, [r.tflops(name) or 0 for r in results], width, label=name)
     middles = [x + 0.4 - width / 2 for x in range(len(results))]
-    axes.set_xticks(middles, [",".join(map(str, r.case.shape)) for r in results])
-    axes.tick_params(axis="x", labelsize=7)
+    axes.set_xticks(middles, [r.case.sizes for r in results], rotation=25, ha="right", fontsize=7)
     axes.grid(axis="y", alpha=0.3)

@@ -13,8 +13,8 @@ from dhp_safe_fa.bench.cases import Case
 SAMPLED_ROWS = 16384
 MIN_ROWS = 64
 
-# float64 scores held at a time: 0.5 GB.
-CHUNK_SCORES = 2**26
+# float64 numbers held at a time, of the scores and of the keys: 0.5 GB each.
+CHUNK_ELEMENTS = 2**26
 
 # What the project promises for normal inputs: ‖out − ref‖ / ‖ref‖ against float64.
 RELATIVE_ERROR = {"float32": 1e-6, "float16": 3.5e-4, "bfloat16": 3e-3}
@@ -49,24 +49,27 @@ class Sample(NamedTuple):
 
 
 def sample(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, generator: torch.Generator) -> Sample:
-    """softmax(q kᵀ / √D) v in float64 on q's device: in every head one random row of every stretch of S / R rows."""
-    b, h, s, d = q.shape
-    heads = b * h
+    """softmax(q kᵀ / √D) v in float64 on q's device: in every head one random row of every stretch of S / R rows.
+
+    q is [B, H, S, D]; k and v are [B, Hk, Sk, D], and each of their heads serves H / Hk neighbouring heads of q.
+    """
+    (b, h, s, d), sk = q.shape, k.size(2)
+    heads, group = b * h, h // k.size(1)
     count = min(s, max(MIN_ROWS, SAMPLED_ROWS // heads))
     stretch = torch.arange(count, device=q.device) + torch.rand(
         heads, count, generator=generator, dtype=torch.float64, device=q.device
     )
     rows = (stretch * s / count).long().clamp(max=s - 1)
-    queries, keys, values = (t.reshape(heads, s, d) for t in (q, k, v))
+    queries, keys, values = (t.flatten(0, 1) for t in (q, k, v))
     out = torch.empty(heads, count, d, dtype=torch.float64, device=q.device)
-    step = max(1, CHUNK_SCORES // (count * s))
-    for chunk in (slice(first, first + step) for first in range(0, heads, step)):
+    step = max(1, CHUNK_ELEMENTS // (max(count, d) * sk))
+    for chunk in torch.arange(heads, device=q.device).split(step):
         picked = queries[chunk].gather(1, rows[chunk, :, None].expand(-1, -1, d)).double()
-        scores = picked @ keys[chunk].double().mT * d**-0.5
+        scores = picked @ keys[chunk // group].double().mT * d**-0.5
         if is_causal:
-            hidden = torch.arange(s, device=q.device) > rows[chunk, :, None]
+            hidden = torch.arange(sk, device=q.device) > rows[chunk, :, None]
             scores.masked_fill_(hidden, -torch.inf)
-        out[chunk] = torch.softmax(scores, dim=-1) @ values[chunk].double()
+        out[chunk] = torch.softmax(scores, dim=-1) @ values[chunk // group].double()
     return Sample(rows, out)
 
 

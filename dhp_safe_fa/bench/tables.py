@@ -11,7 +11,7 @@ from dhp_safe_fa.bench.cases import Case
 from dhp_safe_fa.bench.results import Report, Result, Stats
 
 # The widest table fits; a narrower terminal wraps its lines, and no figure is cut off.
-MIN_WIDTH = 132
+MIN_WIDTH = 140
 
 
 def make_console() -> Console:
@@ -130,7 +130,7 @@ def _sections(results: list[Result]) -> list[tuple[Result, bool]]:
 
 
 def _case_cells(case: Case) -> tuple[str, str, str]:
-    return ",".join(map(str, case.shape)), case.mask, case.dtype
+    return case.sizes, case.mask, case.dtype
 
 
 def _time_cells(stats: Stats | None) -> tuple[str, str]:

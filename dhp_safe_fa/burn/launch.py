@@ -14,7 +14,8 @@ from dhp_safe_fa.burn.library import Library
 def main(folder: str, *labels: str) -> None:
     library = Library(Path(folder))
     for case in (parse_case(label, "float16") for label in labels):
-        q, k, v = (torch.randn(case.shape, device="cuda").to(case.torch_dtype) for _ in range(3))
+        shapes = case.shape, case.key_shape, case.key_shape
+        q, k, v = (torch.randn(shape, device="cuda").to(case.torch_dtype) for shape in shapes)
         library.attend(q, k, v, case.causal)
         torch.cuda.synchronize()
 

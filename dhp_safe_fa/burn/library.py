@@ -86,7 +86,7 @@ class Library:
         return ", ".join([self._kernel(plan.kernel).sha256[:16], *numbers])
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> Tensor:
-        """out [B, Hq, Sq, D] of contiguous q, k, v [B, H, S, D], on the current stream; the scale is 1 / √D.
+        """out [B, Hq, Sq, D] of contiguous q, k and v [B, Hk, Sk, D], on the current stream; the scale is 1 / √D.
 
         Raises:
             RuntimeError: the library refused; the text is its own sentence.
@@ -118,10 +118,10 @@ class Library:
     def _arguments(self, case: Case) -> Any:
         """A call of this shape without data."""
         args = self._struct("dhp_attention")
-        h, s, d = case.shape[1:]
-        for name in ("q", "k", "v", "out"):
-            self._describe(getattr(args, name), case.shape, (h * s * d, s * d, d, 1), case.torch_dtype, 0)
-        args.scale, args.is_causal = d**-0.5, case.causal
+        shapes = {"q": case.shape, "k": case.key_shape, "v": case.key_shape, "out": case.shape}
+        for name, (b, h, s, d) in shapes.items():
+            self._describe(getattr(args, name), (b, h, s, d), (h * s * d, s * d, d, 1), case.torch_dtype, 0)
+        args.scale, args.is_causal = case.head_dim**-0.5, case.causal
         return args
 
     def _kernel(self, address: int) -> ShippedKernel:

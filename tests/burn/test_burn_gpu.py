@@ -81,9 +81,10 @@ def test_five_per_cent_slower_is_rolled_back(library: Library) -> None:
 
 
 def test_counters(library: Library) -> None:
-    profiles = profiling.profile(library, CASES)
-    assert [profile.case for profile in profiles] == [case.label for case in CASES]
-    for profile, case in zip(profiles, CASES, strict=True):
+    cases = [*CASES, Case(8, 32, 700, 128, False, "float16", key_heads=4, key_seqlen=3000)]
+    profiles = profiling.profile(library, cases)
+    assert [profile.case for profile in profiles] == [case.label for case in cases]
+    for profile, case in zip(profiles, cases, strict=True):
         assert 0 < profile.tensor_percent < 100 and 0 < profile.sm_percent < 100
         assert profile.us > chip.floors(case, chip.here()).highest
         assert profile.executed_instructions > 0 and profile.dram_bytes > 0

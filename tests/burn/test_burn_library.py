@@ -58,9 +58,10 @@ def test_a_header_that_cannot_be_read() -> None:
 
 def test_runs_beside_the_operator(library: Library, rng: torch.Generator) -> None:
     twin = measuring.twin(library)
-    q, k, v = (torch.randn(2, 3, 70, 32, generator=rng) for _ in range(3))
-    for causal in (False, True):
-        expected = F.scaled_dot_product_attention(q, k, v, is_causal=causal)
+    q = torch.randn(2, 6, 70, 32, generator=rng)
+    for causal, key_heads, seqlen in ((False, 6, 70), (True, 6, 70), (True, 2, 70), (False, 2, 90)):
+        k, v = (torch.randn(2, key_heads, seqlen, 32, generator=rng) for _ in range(2))
+        expected = F.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=True)
         ours = library.attend(q, k, v, causal)
         torch.testing.assert_close(ours, expected, atol=2e-5, rtol=0)
         assert torch.equal(ours, twin.attend(q, k, v, causal))
@@ -89,6 +90,10 @@ def test_launches_are_told_apart(library: Library) -> None:
     assert library.launch(case) != library.launch(Case(1, 8, 1024, 64, False, "float16"))
     plan = _inspect.plan(case.shape, case.shape, "float16")
     assert plan is not None and f"grid {plan['grid']}," in library.launch(case)
+    grouped = Case(32, 32, 1, 128, False, "float16", key_heads=8, key_seqlen=8192)
+    plan = _inspect.plan(grouped.shape, grouped.key_shape, "float16")
+    assert plan is not None and f"heads_per_tile {plan['heads_per_tile']}," in library.launch(grouped)
+    assert library.launch(grouped) != library.launch(Case(32, 32, 1, 128, False, "float16", key_seqlen=8192))
 
 
 def test_another_signature_is_not_called(tmp_path: Path) -> None:

@@ -47,6 +47,8 @@ def test_the_projects_own_log_is_true() -> None:
     """Reading checks every figure and verdict against the times, and every parent against its line."""
     log = load(ROOT / "audits" / "iterations.jsonl")
     assert {"run", "baseline", "imported"} == {record.kind for record in log.records}
+    for shape in (shape for record in log.records for shape in record.shapes):
+        assert shape.parsed.label == shape.case
 
 
 def test_round_trip(filled: Path) -> None:
