@@ -31,7 +31,8 @@ from build_backend import REQUIREMENT, find_torch  # noqa: E402
 
 VERSION = re.findall(r'"(.+)"', (ROOT / "dhp_safe_fa" / "_version.py").read_text())[-1]
 TORCH_2_10 = "0x020a000000000000"  # oldest torch whose stable ABI we use: major, minor, patch in the top bytes
-C_FLAGS = ["-O3", "-g0", "-fvisibility=hidden", "-Wall", "-Wextra", "-Wshadow", "-Werror"]
+# Without contraction: the source says what is fused, or a row's bits would be the compiler's choice (csrc/ct.h).
+C_FLAGS = ["-O3", "-g0", "-ffp-contract=off", "-fvisibility=hidden", "-Wall", "-Wextra", "-Wshadow", "-Werror"]
 
 
 def pybind11_include() -> list[str]:

@@ -9,6 +9,9 @@
  * GCC vectors of that many lanes in place of scalars. A lane of a vector cannot branch. A scalar mask could be turned
  * back into a branch by the compiler, so it goes through a value barrier.
  *
+ * Where a product and a sum are rounded together, the source says so (dhp_ct_fma); the compiler, which would choose
+ * anew in every loop, may not (-ffp-contract=off). Otherwise a row's bits would depend on the loop that computes it.
+ *
  * Subnormal float32 numbers are slow on many CPUs, which is a leak that no instruction sequence avoids: the CPU kernel
  * runs with subnormals flushed to zero (cpu/float_mode.h), CUDA code uses the .ftz forms.
  */
@@ -126,6 +129,18 @@ DHP_CT dhp_ct_f32 dhp_ct_reciprocal(dhp_ct_f32 x) {
 
 #else
 
+/* a b + c; rounded once if DHP_CT_FMA(a, b, c) names the instruction that does that, else twice. */
+DHP_CT dhp_ct_f32 dhp_ct_fma(dhp_ct_f32 a, dhp_ct_f32 b, dhp_ct_f32 c) {
+#if defined(DHP_CT_FMA)
+  return (dhp_ct_f32)DHP_CT_FMA(a, b, c);
+#else
+  return a * b + c;
+#endif
+}
+
+/* p f + c: a step of Horner's scheme. */
+DHP_CT dhp_ct_f32 dhp_ct_horner(dhp_ct_f32 p, dhp_ct_f32 f, float c) { return dhp_ct_fma(p, f, dhp_ct_splat(c)); }
+
 /*
  * 2^x within 1.2 ulp: x = n + f with f in [-1/2, 1/2], 2^f = 1 + f P(f) by a polynomial of least maximal relative error
  * (2e-9). -inf and everything below -126.5 to 0, +inf and everything above 127.5 to +inf, NaN to NaN.
@@ -143,12 +158,12 @@ DHP_CT dhp_ct_f32 dhp_ct_exp2(dhp_ct_f32 x) {
   const dhp_ct_f32 f = x - (shifted - to_integer);
 
   dhp_ct_f32 p = dhp_ct_splat(0.00015353362f);
-  p = p * f + 0.0013398874f;
-  p = p * f + 0.009618437f;
-  p = p * f + 0.055503324f;
-  p = p * f + 0.24022648f;
-  p = p * f + 0.6931472f;
-  p = p * f + 1.f;
+  p = dhp_ct_horner(p, f, 0.0013398874f);
+  p = dhp_ct_horner(p, f, 0.009618437f);
+  p = dhp_ct_horner(p, f, 0.055503324f);
+  p = dhp_ct_horner(p, f, 0.24022648f);
+  p = dhp_ct_horner(p, f, 0.6931472f);
+  p = dhp_ct_horner(p, f, 1.f);
   return p * power;
 }
 
@@ -166,18 +181,18 @@ DHP_CT dhp_ct_f32 dhp_ct_log(dhp_ct_f32 x) {
   const dhp_ct_f32 exponent = dhp_ct_float(dhp_ct_bits(to_float) + (dhp_ct_u32)e) - to_float;
 
   dhp_ct_f32 p = dhp_ct_splat(-0.07634497f);
-  p = p * f + 0.12761576f;
-  p = p * f - 0.13160183f;
-  p = p * f + 0.14201759f;
-  p = p * f - 0.16623357f;
-  p = p * f + 0.20001227f;
-  p = p * f - 0.2500082f;
-  p = p * f + 0.3333333f;
-  p = p * f - 0.5f;
+  p = dhp_ct_horner(p, f, 0.12761576f);
+  p = dhp_ct_horner(p, f, -0.13160183f);
+  p = dhp_ct_horner(p, f, 0.14201759f);
+  p = dhp_ct_horner(p, f, -0.16623357f);
+  p = dhp_ct_horner(p, f, 0.20001227f);
+  p = dhp_ct_horner(p, f, -0.2500082f);
+  p = dhp_ct_horner(p, f, 0.3333333f);
+  p = dhp_ct_horner(p, f, -0.5f);
 
-  const float ln2_high = 0x1.62ep-1f,
-              ln2_low = 0x1.0bfbe8p-15f; /* high part of 12 bits: exponent * ln2_high is exact */
-  const dhp_ct_f32 y = exponent * ln2_high + (f + (f * f * p + exponent * ln2_low));
+  /* The high part has 12 bits: its product with the exponent is exact. */
+  const dhp_ct_f32 ln2_high = dhp_ct_splat(0x1.62ep-1f), ln2_low = dhp_ct_splat(0x1.0bfbe8p-15f);
+  const dhp_ct_f32 y = dhp_ct_fma(exponent, ln2_high, f + dhp_ct_fma(f * f, p, exponent * ln2_low));
 
   const dhp_ct_u32 infinity = dhp_ct_splat_u32(0x7f800000u);
   const dhp_ct_u32 is_special = dhp_ct_equal_u32(bits & infinity, infinity); /* +inf or NaN: x itself */
@@ -193,9 +208,10 @@ DHP_CT dhp_ct_f32 dhp_ct_reciprocal(dhp_ct_f32 x) {
   const dhp_ct_u32 bits = dhp_ct_bits(x);
   const dhp_ct_u32 exponent = bits & 0x7f800000u;
   const dhp_ct_f32 m = dhp_ct_float((bits & 0x007fffffu) | 0x3f800000u);
-  dhp_ct_f32 y = 24.f / 17.f - m * (8.f / 17.f); /* the best line through 1/m on [1, 2]: relative error 1/17 */
-  for (int i = 0; i < 3; i++)                    /* the error squares: 3e-3, 1e-5, 1e-10 */
-    y = y + y * (1.f - m * y);
+  const dhp_ct_f32 one = dhp_ct_splat(1.f);
+  dhp_ct_f32 y = dhp_ct_fma(m, dhp_ct_splat(-8.f / 17.f), dhp_ct_splat(24.f / 17.f)); /* the best line: error 1/17 */
+  for (int i = 0; i < 3; i++) /* the relative error squares: 3e-3, 1e-5, 1e-10 */
+    y = dhp_ct_fma(y, dhp_ct_fma(-m, y, one), y);
   y = y * dhp_ct_float(0x7f000000u - exponent); /* 2^-e */
 
   const dhp_ct_f32 infinity = dhp_ct_splat(__builtin_inff());

@@ -2,6 +2,8 @@
 #include "tile.h"
 
 #if defined(__x86_64__)
+#include <immintrin.h>
+
 #if defined(__clang__)
 #pragma clang attribute push(__attribute__((target("avx512f,avx512bw,avx512dq,avx512vl"))), apply_to = function)
 #else
@@ -9,6 +11,7 @@
 #endif
 
 #define DHP_CT_LANES 16
+#define DHP_CT_FMA _mm512_fmadd_ps
 #define DHP_SCORE_KEYS 6
 #define DHP_SCORE_VECTORS 4
 #define DHP_VALUE_ROWS 4

@@ -1,4 +1,9 @@
 /* tile_baseline.c - the tile kernel for any CPU: 128-bit vectors (SSE2, NEON). */
+#if defined(__aarch64__)
+#include <arm_neon.h>
+#define DHP_CT_FMA(a, b, c) vfmaq_f32(c, a, b)
+#endif
+
 #define DHP_CT_LANES 4
 #define DHP_SCORE_KEYS 6
 #define DHP_SCORE_VECTORS 2

@@ -2,7 +2,7 @@
  * tile_impl.h - the tile kernel: FlashAttention's online softmax (Dao et al., 2022) with queries in the vector lanes.
  *
  * Included once per instruction set by a tile_*.c that defines
- *   DHP_CT_LANES                         floats in a vector register,
+ *   DHP_CT_LANES, DHP_CT_FMA             floats in a vector register, and their multiply-add if there is one (ct.h),
  *   DHP_SCORE_KEYS, DHP_SCORE_VECTORS    the register block of scores: keys (a divisor of DHP_CPU_TILE_K) and vectors,
  *   DHP_VALUE_ROWS, DHP_VALUE_VECTORS    the register block of p v: query rows and vectors,
  *   DHP_ATTEND                           the name of the function.
@@ -156,7 +156,7 @@ DHP_CT void score_block(dhp_cpu_scratch *scratch, int query, int key, int from, 
     UNROLL for (int i = 0; i < vectors; i++) q[i] = load(&scratch->q[d][query + i * LANES]);
     UNROLL for (int j = 0; j < SCORE_KEYS; j++) {
       const lanes_f32 k = dhp_ct_splat(scratch->k[key + j][d]);
-      UNROLL for (int i = 0; i < vectors; i++) s[j][i] += k * q[i];
+      UNROLL for (int i = 0; i < vectors; i++) s[j][i] = dhp_ct_fma(k, q[i], s[j][i]);
     }
   }
   UNROLL for (int j = 0; j < SCORE_KEYS; j++)
@@ -240,7 +240,7 @@ static void softmax(dhp_cpu_scratch *scratch, int queries, int n) {
     store(&scratch->maximum[query], after);
     store(&scratch->rescale[query], rescale);
     const lanes_f32 tile_sum = (sum[0] + sum[1]) + (sum[2] + sum[3]);
-    store(&scratch->sum[query], load(&scratch->sum[query]) * rescale + tile_sum);
+    store(&scratch->sum[query], dhp_ct_fma(load(&scratch->sum[query]), rescale, tile_sum));
   }
 }
 
@@ -258,7 +258,7 @@ DHP_CT void value_block(dhp_cpu_scratch *scratch, int row, int d, int from, int 
     UNROLL for (int i = 0; i < vectors; i++) v[i] = load(&scratch->v[key][d + i * LANES]);
     UNROLL for (int r = 0; r < rows; r++) {
       const lanes_f32 p = dhp_ct_splat(scratch->p[key][row + r]);
-      UNROLL for (int i = 0; i < vectors; i++) sum[r][i] += p * v[i];
+      UNROLL for (int i = 0; i < vectors; i++) sum[r][i] = dhp_ct_fma(p, v[i], sum[r][i]);
     }
   }
   UNROLL for (int r = 0; r < rows; r++)
@@ -295,7 +295,7 @@ static void add_values(dhp_cpu_scratch *scratch, const int32_t bound[DHP_CPU_TIL
       const lanes_f32 rescale = dhp_ct_splat(scratch->rescale[row]);
       for (int d = 0; d < width; d += LANES) {
         float *const out = &scratch->out[row][d];
-        store(out, load(out) * rescale + load(&scratch->partial[row][d]));
+        store(out, dhp_ct_fma(load(out), rescale, load(&scratch->partial[row][d])));
       }
     }
   }
@@ -308,10 +308,10 @@ static void write_results(const dhp_cpu_rows *rows, dhp_cpu_scratch *scratch, in
   const dhp_attention *const args = rows->args;
   const dhp_tensor *const out = &args->out;
   const int head_dim = (int)out->size[3];
-  const float ln2 = 0.69314718f;
+  const lanes_f32 ln2 = dhp_ct_splat(0.69314718f);
   for (int query = 0; query < queries; query += LANES) {
     const lanes_f32 sum = load(&scratch->sum[query]);
-    const lanes_f32 lse = shift_of(load(&scratch->maximum[query])) * ln2 + dhp_ct_log(sum);
+    const lanes_f32 lse = dhp_ct_fma(shift_of(load(&scratch->maximum[query])), ln2, dhp_ct_log(sum));
     store(&scratch->lse[query], dhp_ct_canonical(lse));
     store(&scratch->rescale[query], dhp_ct_reciprocal(sum)); /* of a zero sum: inf, and 0 * inf is the NaN of 0 / 0 */
   }
