@@ -25,7 +25,7 @@ build: $(VENV) ## build the package in place (GPU kernels too if nvcc is found)
 	@$(PYTHON) setup.py --quiet build_ext --inplace
 
 cubins: $(VENV) ## build only the GPU kernels: build/cubins/, one file each
-	@$(PYTHON) csrc/kernels/build.py
+	@$(PYTHON) csrc/kernels/build_cubins.py
 
 bench: build ## measure against torch's attention: on a Hopper GPU if there is one, else on the CPU
 	@$(PYTHON) -m dhp_safe_fa.bench $(ARGS)

@@ -26,7 +26,7 @@ from setuptools.command.build_py import build_py
 
 ROOT = Path(__file__).resolve().parent
 sys.path[:0] = [str(ROOT), str(ROOT / "csrc" / "kernels")]
-import build as kernels  # noqa: E402  (csrc/kernels/build.py)
+import build_cubins as kernels  # noqa: E402
 from build_backend import REQUIREMENT, find_torch  # noqa: E402
 
 VERSION = re.findall(r'"(.+)"', (ROOT / "dhp_safe_fa" / "_version.py").read_text())[-1]

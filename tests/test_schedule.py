@@ -7,7 +7,6 @@ and what is not modelled, stands in schedule/simulator.cpp. Which query tiles it
 
 from __future__ import annotations
 
-import importlib
 import os
 import shlex
 import shutil
@@ -29,7 +28,7 @@ KERNELS = ROOT / "csrc" / "kernels"
 SCHEDULE = ROOT / "tests" / "schedule"
 
 sys.path.insert(0, str(KERNELS))
-build_script = importlib.import_module("build")  # not `import build`: mypy would look into the folder build/
+import build_cubins  # noqa: E402
 
 COMPILER = shlex.split(os.environ.get("CXX", "c++"))
 FLAGS = ["-std=c++17", "-O2", "-Wall", "-Wextra", "-Werror", "-Wno-unknown-pragmas", "-ffunction-sections"]
@@ -53,7 +52,7 @@ class Shape(NamedTuple):
         return f"d{self.head_dim}_k{self.tile_k}_w{self.warpgroups}_r{self.rows}_s{self.stages}"
 
 
-SHAPES = [Shape(*shape[:6]) for shape in build_script.SHAPES]
+SHAPES = [Shape(*shape[:6]) for shape in build_cubins.SHAPES]
 
 # All sequences of up to this many walks of 1 to this many key tiles: short ones next to each other, and ones that are
 # longer than the stages. Each under so many schedules.

@@ -1,4 +1,4 @@
-/* kernel_table.h - the shipped kernels; the table itself is written by kernels/build.py, empty without nvcc. */
+/* kernel_table.h - the shipped kernels; the table itself is written by kernels/build_cubins.py, empty without nvcc. */
 #ifndef DHP_KERNEL_TABLE_H
 #define DHP_KERNEL_TABLE_H
 

@@ -260,10 +260,10 @@ def _store_report(name: str, library: Library, cases: Sequence[Case], tell: Tell
 
 def _nvcc_version() -> str | None:
     sys.path.insert(0, str(builds.ROOT / "csrc" / "kernels"))
-    import build  # csrc/kernels/build.py, which is no part of the package
+    import build_cubins  # no part of the package
 
-    nvcc = build.find_nvcc()
-    return build.nvcc_version(nvcc) if nvcc else None
+    nvcc = build_cubins.find_nvcc()
+    return build_cubins.nvcc_version(nvcc) if nvcc else None
 
 
 def _now() -> str:

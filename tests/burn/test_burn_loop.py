@@ -340,7 +340,7 @@ def test_a_planted_leak_is_rejected_before_it_is_timed(tmp_path: Path) -> None:
     clean = kernel.read_text()
     assert clean.count(BEFORE) == 1
     kernel.write_text(clean.replace(BEFORE, LEAK + BEFORE))
-    recipe = copy / "csrc" / "kernels" / "build.py"
+    recipe = copy / "csrc" / "kernels" / "build_cubins.py"
     # one kernel is enough, and quick to build
     table = "@dataclass(frozen=True)\nclass Cubin:"
     assert recipe.read_text().count(table) == 1

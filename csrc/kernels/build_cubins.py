@@ -1,6 +1,6 @@
 """Build the shipped cubins and the C table that embeds them.
 
-    python csrc/kernels/build.py [--out build] [--jobs N]
+    python csrc/kernels/build_cubins.py [--out build] [--jobs N]
 
 One cubin per kernel under <out>/cubins/, its intermediate files under <out>/kernels/, and <out>/kernels/kernel_table.c,
 which the host core links. Steps per kernel: wgmma.h is generated, nvcc makes PTX, unbranch.py removes the conditional
@@ -175,7 +175,7 @@ def compile_kernel(kernel: Kernel, nvcc: Path, out: Path) -> Cubin:
 
 def table_source(cubins: list[Cubin]) -> str:
     """kernel_table.c: each cubin as bytes (.incbin), and one row of constants for each."""
-    lines = ["/* Written by csrc/kernels/build.py. */", '#include "kernels/kernel_table.h"', "",
+    lines = ["/* Written by csrc/kernels/build_cubins.py. */", '#include "kernels/kernel_table.h"', "",
              '#include "kernels/attention_fwd.h"', ""]
     for index, cubin in enumerate(cubins):
         symbol = f"dhp_cubin_{index}"
