@@ -71,7 +71,7 @@ def test_runs_beside_the_operator(library: Library, rng: torch.Generator) -> Non
 def test_refuses_like_the_library(library: Library) -> None:
     with pytest.raises(RuntimeError, match="head_dim 300"):
         library.attend(*(torch.randn(1, 1, 8, 300) for _ in range(3)), False)
-    with pytest.raises(ValueError, match="head_dim 12"):
+    with pytest.raises(ValueError, match="head_dim 12" if _inspect.kernels() else "this build has no GPU kernels"):
         library.launch(Case(1, 1, 8, 12, False, "float16"))
 
 
