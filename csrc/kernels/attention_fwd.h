@@ -1,7 +1,7 @@
 /*
  * attention_fwd.h - what the host and the forward kernel agree on: the launch parameters and the shared memory plan.
  *
- * Read by the C host core and by the kernel source; one kernel is one choice of the constants that build_cubins.py lists.
+ * Read by the C host core and by the kernel source; one kernel is one choice of the constants in build_cubins.py.
  */
 #ifndef DHP_ATTENTION_FWD_H
 #define DHP_ATTENTION_FWD_H
