@@ -31,6 +31,10 @@ def _refuse(sentence: str) -> NoReturn:
     raise RuntimeError(f"dhp::attention: {sentence}")
 
 
+def _refuse_gradient(name: str) -> NoReturn:
+    _refuse(f"{name} requires grad, and there is no backward yet: call it under torch.no_grad() or detach {name}")
+
+
 def _load() -> None:
     path = Path(__file__).with_name("libdhp_torch.so")
     if not path.exists():
@@ -52,9 +56,7 @@ def _check(q: Tensor, k: Tensor, v: Tensor, scale: float | None) -> None:
     """What csrc/torch/ops.cpp and csrc/attention.c check, as far as it can be known without data."""
     for name, tensor in (("q", q), ("k", k), ("v", v)):
         if tensor.requires_grad and torch.is_grad_enabled():
-            _refuse(
-                f"{name} requires grad, and there is no backward yet: call it under torch.no_grad() or detach {name}"
-            )
+            _refuse_gradient(name)
         if tensor.dim() != 4:
             _refuse(f"{name}: rank {tensor.dim()}; expected 4 dimensions [B, H, S, D]")
         if tensor.dtype not in DTYPES:
@@ -168,9 +170,11 @@ _attention = torch.ops.dhp.attention.default
 _attention_lse = torch.ops.dhp.attention_lse.default
 
 
-def _take_part_in_nothing(q: object, k: object, v: object) -> bool:
-    """Plain tensors of which autograd keeps no record. A proxy or a subclass may know more than it says."""
-    return type(q) is type(k) is type(v) is Tensor and not (q.requires_grad or k.requires_grad or v.requires_grad)
+def _refuse_gradients(**tensors: object) -> None:
+    """Of subclasses, and below a dispatch mode, the operators cannot see that autograd keeps a record."""
+    for name, tensor in tensors.items():
+        if isinstance(tensor, Tensor) and tensor.requires_grad:
+            _refuse_gradient(name)
 
 
 def _somebody_looks_on() -> bool:
@@ -200,17 +204,22 @@ def _run(
     """
     if torch.compiler.is_compiling():
         return operator(q, k, v, is_causal, scale, causal_offset)
-    call = operator._op
     arguments: tuple[object, ...] = (is_causal, scale, causal_offset)
     if scale is None and type(causal_offset) is int and causal_offset == 0:  # of a symbol, a comparison is a guard
         arguments = () if is_causal is False else (is_causal,)
-    if not torch.is_grad_enabled() or _somebody_looks_on() or not _take_part_in_nothing(q, k, v):
-        return call(q, k, v, *arguments)
-    torch._C._set_grad_enabled(False)
+    need_not_ask = False
+    if torch.is_grad_enabled():
+        need_not_ask = not _somebody_looks_on() and type(q) is type(k) is type(v) is Tensor
+        if not need_not_ask and torch._C._functorch.peek_interpreter_stack() is None:  # transforms have a rule
+            _refuse_gradients(q=q, k=k, v=v)
+        need_not_ask = need_not_ask and not (q.requires_grad or k.requires_grad or v.requires_grad)
+    if need_not_ask:
+        torch._C._set_grad_enabled(False)
     try:
-        return call(q, k, v, *arguments)
+        return operator._op(q, k, v, *arguments)  # on one line for both: torch.jit.trace compares where calls come from
     finally:
-        torch._C._set_grad_enabled(True)
+        if need_not_ask:
+            torch._C._set_grad_enabled(True)
 
 
 def attention(

@@ -20,6 +20,8 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.overrides import TorchFunctionMode
+from torch.testing._internal.two_tensor import TwoTensor
+from torch.utils.flop_counter import FlopCounterMode
 
 import dhp_safe_fa
 
@@ -258,6 +260,31 @@ def test_ahead_of_time_inductor(device: str, rng: torch.Generator, fresh_compile
 
 
 # ---- autograd -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("function", [dhp_safe_fa.attention, dhp_safe_fa.attention_lse])
+@pytest.mark.parametrize("name", ["q", "k", "v"])
+def test_refuses_gradients_that_operators_do_not_see(
+    function: Callable[..., Any], name: str, target: Target, rng: torch.Generator
+) -> None:
+    """Below a dispatch mode, and inside a wrapper subclass, gradients would be dropped in silence."""
+    tensors = dict(zip("qkv", qkv(rng, target, 1, 2, 2, 5, 6, 8), strict=True))
+    wrapped = {n: TwoTensor(t, t).requires_grad_(n == name) for n, t in tensors.items()}
+    tensors[name].requires_grad_()
+    with FlopCounterMode(display=False), pytest.raises(RuntimeError, match=f"{name} requires grad"):
+        function(**tensors)
+    with pytest.raises(RuntimeError, match=f"{name} requires grad"):
+        function(**wrapped)
+    with torch.no_grad(), FlopCounterMode(display=False):
+        function(**tensors)
+
+
+@torch_jit_is_deprecated
+def test_jit_trace_checks_itself(target: Target, rng: torch.Generator) -> None:
+    """With gradients recorded, then without: it compares the lines from which the operator was called."""
+    q, k, v = qkv(rng, target, 1, 2, 2, 5, 6, 8)
+    traced = torch.jit.trace(lambda x: dhp_safe_fa.attention(x, k, v), (q,))
+    assert same_bits(traced(2 * q), dhp_safe_fa.attention(2 * q, k, v))
 
 
 @both_operators
