@@ -172,9 +172,10 @@ _attention_lse = torch.ops.dhp.attention_lse.default
 
 def _refuse_gradients(**tensors: object) -> None:
     """Of subclasses, and below a dispatch mode, the operators cannot see that autograd keeps a record."""
-    for name, tensor in tensors.items():
-        if isinstance(tensor, Tensor) and tensor.requires_grad:
-            _refuse_gradient(name)
+    with torch._C.DisableTorchFunction():  # whoever looks on is to see the operator alone
+        for name, tensor in tensors.items():
+            if isinstance(tensor, Tensor) and tensor.requires_grad:
+                _refuse_gradient(name)
 
 
 def _somebody_looks_on() -> bool:
