@@ -22,8 +22,11 @@ def worker(rank: int, folder: str) -> None:
     dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=PROCESSES)
     try:
         check_placements()
+        dist.barrier()
     finally:
         dist.destroy_process_group()
+    # Without the interpreter's end: a thread of torch's that is still there then aborts the process (seen once).
+    os._exit(0)
 
 
 def check_placements() -> None:
