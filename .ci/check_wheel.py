@@ -1,4 +1,4 @@
-"""What a wheel must hold, and must not. Called by .ci/package and by tests/test_packaging.py.
+"""What a wheel must hold, and must not. Called by .ci/package and by tests/project/test_packaging.py.
 
 python .ci/check_wheel.py WHEEL
 """

@@ -21,9 +21,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from dhp_safe_fa import evidence
 
-from . import audits, controls, policy, report, targets, tools
-from .evidence_writer import Refused
-from .sass import Cubin, KernelReport, audit
+from . import controls, report, targets, tools
+from .evidence import commands
+from .evidence.writer import Refused
+from .sass import policy
+from .sass.gate import Cubin, KernelReport, audit
 from .tools import NotRun
 from .verdict import EXIT_CODES, INVALID, NOT_RUN, GateResult, not_run, worst
 
@@ -78,7 +80,7 @@ def _parser() -> argparse.ArgumentParser:
         gate, _ = add(name, f"{purpose}; needs a Hopper GPU")
         if name == "timing":
             gate.add_argument("--plot", metavar="FILE", type=Path, help="draw the distributions there")
-    audits.add_commands(gates)
+    commands.add_commands(gates)
     return parser
 
 
@@ -148,7 +150,7 @@ def run_executing(gate: str, arguments: argparse.Namespace, screen: Screen) -> t
     results: list[GateResult]
     try:
         subjects = _subjects(arguments)
-        module = importlib.import_module(f"dhp_safe_fa.gates.{gate}")
+        module = importlib.import_module(f"dhp_safe_fa.gates.{gate}.gate")
         with screen.progress() as progress:
             task = progress.add_task(gate, total=None)
 
@@ -188,13 +190,13 @@ def run_all(arguments: argparse.Namespace, screen: Screen) -> tuple[str, dict[st
 def run_audits(arguments: argparse.Namespace, screen: Screen) -> int:
     """status, evidence or peers: the exit code."""
     if arguments.gate == "status":
-        return audits.status_command(arguments, screen.out)
+        return commands.status_command(arguments, screen.out)
     if arguments.gate == "evidence":
         everything = argparse.Namespace(gate="all", kernel=None, peer=None, policy=None, quick=arguments.quick)
-        return audits.evidence_command(arguments, screen.out, lambda: run_all(everything, screen)[1])
+        return commands.evidence_command(arguments, screen.out, lambda: run_all(everything, screen)[1])
     with screen.progress() as progress:
         task = progress.add_task("peers", total=None)
-        return audits.peers_command(
+        return commands.peers_command(
             arguments,
             screen.out,
             lambda text, done, total: progress.update(task, description=text, completed=done, total=total),
@@ -217,7 +219,7 @@ def main(argv: list[str] | None = None) -> int:
     screen = Screen(errors if json_file == "-" else _console(sys.stdout), errors)
     found: Any
     try:
-        if arguments.gate in audits.COMMANDS:
+        if arguments.gate in commands.COMMANDS:
             return run_audits(arguments, screen)
         if arguments.gate == "all":
             verdict, found = run_all(arguments, screen)

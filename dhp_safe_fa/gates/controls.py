@@ -27,8 +27,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from . import tools
-from .policy import Policy
-from .sass import Cubin, KernelReport, audit
+from .sass.gate import Cubin, KernelReport, audit
+from .sass.policy import Policy
 from .verdict import PASS, ControlOutcome
 
 _ROOT = Path(__file__).resolve().parents[2]
@@ -127,7 +127,7 @@ def _unbranch(ptx: str) -> str:
 def markdown_table() -> str:
     """Control by gate, as the headers declare: the table of docs/gates.md."""
     lines = [f"| control | sass | {' | '.join(EXECUTING)} |", "|---|---|" + "---|" * len(EXECUTING)]
-    for source in sorted(SOURCES.glob("*.cu")):
+    for source in sorted(SOURCES.rglob("*.cu"), key=lambda path: path.stem):
         header = read_header(source)
         cells = (header.executing[gate] for gate in EXECUTING)
         lines.append(f"| {source.stem} | {header.sass} | {' | '.join(cells)} |")
@@ -139,14 +139,14 @@ def _combine(sources: list[Path]) -> str:
     lines = []
     for source in sources:
         lines += [f"#define {twin} {source.stem}_{twin}" for twin in TWINS]
-        lines += [f'#include "{source.name}"', *(f"#undef {twin}" for twin in TWINS)]
+        lines += [f'#include "{source.relative_to(SOURCES)}"', *(f"#undef {twin}" for twin in TWINS)]
     return "\n".join(lines) + "\n"
 
 
 def _compile(sources: list[Path], build: str, nvcc: Path, out: Path) -> None:
     combined = out.with_suffix(".cu")
     combined.write_text(_combine(sources))
-    command: list[str | Path] = [nvcc, *_FLAGS, f"-I{sources[0].parent}", combined]
+    command: list[str | Path] = [nvcc, *_FLAGS, f"-I{SOURCES}", combined]
     if not build:
         tools.run([*command, f"-arch=sm_{_ARCHITECTURE}", "-cubin", "-o", out])
         return
@@ -167,7 +167,7 @@ def build_controls(out_dir: Path, progress: Callable[[str], None] = lambda _: No
     """Compile the controls into out_dir: one cubin per way of building, and manifest.json. What is there already is
     kept if neither the sources nor the compiler have changed (without nvcc: if the sources have not). Returns the
     names. ControlError or NotRun say why not."""
-    sources = sorted(SOURCES.glob("*.cu"))
+    sources = sorted(SOURCES.rglob("*.cu"), key=lambda path: path.stem)
     if not sources:
         raise ControlError(f"{SOURCES} holds no control")
     headers = {source: read_header(source) for source in sources}

@@ -13,8 +13,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from .controls import Outcome
-from .policy import Policy
-from .sass import KernelReport
+from .sass.gate import KernelReport
+from .sass.policy import Policy
 from .verdict import FAIL, INVALID, NOT_RUN, PASS, ControlOutcome, GateResult
 
 _SHOWN = 8  # findings printed per kernel; --json has all

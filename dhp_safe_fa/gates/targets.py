@@ -7,7 +7,7 @@ import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 
-from .sass import Cubin
+from .sass.gate import Cubin
 from .tools import NotRun, extract_cubins
 
 _ROOT = Path(__file__).resolve().parents[2]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from dhp_safe_fa import evidence
-from dhp_safe_fa.gates import evidence_writer
+from dhp_safe_fa.gates.evidence import writer as evidence_writer
 
 KERNELS = [{"name": name, "cubin_sha256": name[0] * 64, "registers": 168, "spill_bytes": 0} for name in ("abc", "def")]
 HELD = {str(kernel["name"]): str(kernel["cubin_sha256"]) for kernel in KERNELS}

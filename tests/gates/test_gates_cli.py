@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from dhp_safe_fa.gates import cli, controls, targets, tools
-from dhp_safe_fa.gates.policy import PolicyError, load
+from dhp_safe_fa.gates.sass.policy import PolicyError, load
 from dhp_safe_fa.gates.verdict import ControlOutcome, GateResult, Progress, conclude, worst
 
 KEYS = ["kernel", "cubin_sha256", "instructions", "registers", "spill_bytes", "predicated_branches",
@@ -257,7 +257,7 @@ def pretend(monkeypatch: pytest.MonkeyPatch, gate: str, *results: GateResult) ->
         return [kernel, peer]
 
     module = SimpleNamespace(run=run, choose=choose)
-    monkeypatch.setitem(sys.modules, f"dhp_safe_fa.gates.{gate}", module)
+    monkeypatch.setitem(sys.modules, f"dhp_safe_fa.gates.{gate}.gate", module)
     monkeypatch.setitem(sys.modules, "dhp_safe_fa.gates.subjects", module)
     return calls
 

@@ -1,0 +1,98 @@
+"""What Nsight Compute runs for the gate `counters`: makes the launches that are to be counted, and no other in a range.
+
+    python -m dhp_safe_fa.gates.counters.counted REQUEST
+
+REQUEST is a JSON file that holds a ``ncu.Request``. A line of standard output tells how far it is. What was
+launched is written to the file of "steps", one object for each NVTX range dhp:NUMBER.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from .. import controls, inputs, planted
+from ..subjects import Subject, by_name
+
+SEED = 20240229  # any: the classes differ by design, not by luck
+
+
+@dataclass(frozen=True)
+class Step:
+    """One call to be counted: what for (subject or control), shape or twin, with which data, and the call."""
+
+    name: str
+    label: str
+    data: str
+    call: Callable[[], object]
+
+
+def _subject_steps(subject: Subject, shapes: int, data: list[str]) -> Iterator[Step]:
+    """Fixed buffers, into which each class is copied: the addresses are the same in every launch."""
+    # of several shapes always the last, which differs most from the first: odd lengths, masked
+    chosen = [*subject.shapes[: shapes - 1], subject.shapes[-1]] if shapes > 1 else subject.shapes[:1]
+    for shape in chosen:
+        classes = {name: inputs.make(name, shape, SEED) for name in dict.fromkeys(data)}
+        buffers = inputs.make("normal", shape, SEED)
+
+        def call(buffers: inputs.Inputs = buffers, is_causal: bool = shape.is_causal) -> None:
+            with subject.context():
+                subject.attend(*buffers, is_causal)
+
+        call()  # loads and plans whatever is loaded and planned once
+        for name in data:
+            for buffer, content in zip(buffers, classes[name], strict=True):
+                buffer.copy_(content)
+            yield Step(subject.name, str(shape), name, call)
+
+
+def _control_steps(data: list[str]) -> Iterator[Step]:
+    loaded = controls.load_controls()
+    launcher = planted.Planted(loaded)
+    secrets = inputs.planted_secrets(SEED)
+    secret, out = torch.empty(inputs.SECRETS, device="cuda"), torch.zeros(inputs.SECRETS, device="cuda")
+    for name, twin in product(loaded.expects, controls.TWINS):
+
+        def call(name: str = name, twin: str = twin) -> None:
+            launcher.launch(name, twin, secret, out)
+
+        secret.copy_(secrets[data[0]])
+        call()  # the first launch of a kernel loads it
+        for chosen in data:
+            secret.copy_(secrets[chosen])
+            yield Step(name, twin, chosen, call)
+
+
+def _steps(request: dict[str, Any]) -> Iterator[Step]:
+    if request["control_data"]:
+        yield from _control_steps(request["control_data"])
+    for name in request["subjects"]:
+        yield from _subject_steps(by_name(name), request["shapes"], request["data"])
+
+
+def main(path: Path) -> None:
+    torch.set_grad_enabled(False)
+    request = json.loads(path.read_text())
+    done = []
+    for number, step in enumerate(_steps(request)):
+        torch.cuda.synchronize()
+        torch.cuda.profiler.start()
+        torch.cuda.nvtx.range_push(f"dhp:{number}:")
+        step.call()
+        torch.cuda.synchronize()
+        torch.cuda.nvtx.range_pop()
+        torch.cuda.profiler.stop()
+        done.append({"name": step.name, "label": step.label, "data": step.data})
+        print(f"{number + 1} {step.name}", flush=True)
+    Path(request["steps"]).write_text(json.dumps(done))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,178 @@
+"""Nsight Compute: starts it over the launches of ``counted.py``, and reads what it counted."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from .. import tools
+from ..tools import NotRun
+
+INSTALLED = Path("/opt/nvidia/nsight-compute")
+_NVTX = "thread Domain:Push/Pop_Range:PL_Type:PL_Value:CLR_Type:Color:Msg_Type:Msg"
+_RANGE = re.compile(r"dhp:(\d+):")
+_ERROR = re.compile(r"==ERROR== (.*)")
+_PERMISSION = "ERR_NVGPUCTRPERM"
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is to be counted.
+
+    Attributes:
+        metrics: by the names of ``ncu --query-metrics``, with their suffix.
+        subjects: names of subjects; each is run on `shapes` of its shapes, with `data` on each.
+        data: names of ``inputs.CLASSES``; one that comes twice is an A/A pair.
+        control_data: names of ``inputs.planted_secrets``, with which every control is run. Empty: no controls.
+    """
+
+    metrics: tuple[str, ...]
+    subjects: tuple[str, ...]
+    shapes: int
+    data: tuple[str, ...]
+    control_data: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Count:
+    """What was counted in one call.
+
+    Attributes:
+        name: of the subject or control.
+        label: the shape, or the twin.
+        data: the class of data.
+        kernels: those that ran.
+        values: metric to value.
+    """
+
+    name: str
+    label: str
+    data: str
+    kernels: tuple[str, ...]
+    values: dict[str, float]
+
+
+def find_ncu() -> Path:
+    """ncu in PATH, the CUDA toolkit, or where its own installer puts it."""
+    try:
+        return tools.find("ncu")
+    except NotRun:
+        own = sorted(INSTALLED.glob("*/ncu"))
+        if own:
+            return own[-1]
+        raise NotRun("ncu (Nsight Compute) was not found in PATH, CUDA_HOME, /usr/local/cuda or /opt/nvidia") from None
+
+
+def read_rows(text: str, metrics: Sequence[str]) -> list[tuple[int, str, dict[str, float]]]:
+    """ncu's raw page as CSV, among whatever else it says: (range number, kernel name, metric to value) for each row.
+
+    A metric that has a value for each opcode comes as its total and as METRIC:OPCODE.
+    """
+    rows = csv.reader(line for line in text.splitlines() if line.startswith('"'))
+    names = next(rows, [])
+    next(rows, [])  # units
+    missing = [metric for metric in metrics if metric not in names]
+    if names and missing:
+        raise NotRun(f"ncu does not know {', '.join(missing)}")
+    found = []
+    for row in rows:
+        cells = dict(zip(names, row, strict=True))
+        match = _RANGE.search(cells[_NVTX])
+        if match is None:
+            raise NotRun("ncu counted a kernel outside of every NVTX range")
+        values: dict[str, float] = {}
+        for metric in metrics:
+            values.update(_read_cell(metric, cells[metric]))
+        found.append((int(match[1]), cells["Kernel Name"], values))
+    return found
+
+
+def _number(metric: str, text: str) -> float:
+    try:
+        return float(text.replace(",", ""))
+    except ValueError:
+        raise NotRun(f"ncu gives '{text}' for {metric}, where a number is expected") from None
+
+
+def _read_cell(metric: str, cell: str) -> dict[str, float]:
+    """A number, or a number followed by (KEY: number; …). Keys that are numbers count instances, not opcodes."""
+    total, _, instances = cell.partition(" (")
+    values = {metric: _number(metric, total)}
+    for instance in filter(None, instances.rstrip(")").split("; ")):
+        key, _, value = instance.rpartition(": ")
+        if not key.isdigit():
+            values[f"{metric}:{key}"] = _number(metric, value)
+    return values
+
+
+def _is_sum(metric: str) -> bool:
+    return metric.endswith(".sum") or metric.partition(":")[0].endswith("_per_opcode")
+
+
+def combine(steps: list[dict[str, str]], rows: Iterable[tuple[int, str, dict[str, float]]]) -> list[Count]:
+    """One count for each step. Sums are added up over the kernels of a call; of anything else the largest counts."""
+    grouped: dict[int, list[tuple[str, dict[str, float]]]] = {}
+    for number, kernel, values in rows:
+        grouped.setdefault(number, []).append((kernel, values))
+    counts = []
+    for number, step in enumerate(steps):
+        kernels = grouped.get(number, [])
+        if not kernels:
+            raise NotRun(f"ncu counted no kernel of {step['name']} ({step['label']}, {step['data']})")
+        together: dict[str, float] = {}
+        for _, values in kernels:
+            for metric, value in values.items():
+                old = together.get(metric, 0.0)
+                together[metric] = old + value if _is_sum(metric) else max(old, value)
+        names = tuple(kernel for kernel, _ in kernels)
+        counts.append(Count(step["name"], step["label"], step["data"], names, together))
+    return counts
+
+
+def cause(log: str, errors: str, code: int) -> str:
+    """Why a run of ncu failed, in a line."""
+    if _PERMISSION in log + errors:
+        return f"no permission to read the GPU's performance counters ({_PERMISSION})"
+    said = _ERROR.findall(log) or [line for line in errors.strip().splitlines()[-1:] if line]
+    return f"ncu failed: {said[0] if said else f'exit code {code}'}"
+
+
+def _command(ncu: Path, metrics: Sequence[str], folder: Path) -> list[str]:
+    # fmt: off
+    return [
+        str(ncu), "--clock-control", "none", "--profile-from-start", "off", "--nvtx", "--csv", "--page", "raw",
+        "--print-units", "base", "--print-metric-instances", "details", "--metrics", ",".join(metrics),
+        "--log-file", str(folder / "log"),
+        sys.executable, "-m", "dhp_safe_fa.gates.counters.counted", str(folder / "request"),
+    ]
+    # fmt: on
+
+
+def measure(request: Request, tell: Callable[[int, str], None]) -> list[Count]:
+    """Count all calls of a request in one run of ncu. tell: calls done, and of what. NotRun says why it could not."""
+    ncu = find_ncu()
+    package = str(Path(__file__).resolve().parents[3])
+    variables = dict(os.environ, PYTHONPATH=os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH")])))
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        steps = folder / "steps"
+        (folder / "request").write_text(json.dumps({**asdict(request), "steps": str(steps)}))
+        with (folder / "errors").open("w") as errors:
+            command = _command(ncu, request.metrics, folder)
+            with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True, env=variables) as process:
+                for line in process.stdout or ():
+                    done, _, what = line.strip().partition(" ")
+                    if done.isdigit():
+                        tell(int(done), what)
+        log = (folder / "log").read_text() if (folder / "log").exists() else ""
+        if process.returncode or not steps.exists():
+            raise NotRun(cause(log, (folder / "errors").read_text(), process.returncode))
+        return combine(json.loads(steps.read_text()), read_rows(log, request.metrics))

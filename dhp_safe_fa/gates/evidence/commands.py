@@ -1,0 +1,112 @@
+"""The commands about what is kept under audits/: status, evidence, peers."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+
+from dhp_safe_fa import evidence
+from dhp_safe_fa._files import write_whole
+
+from .. import targets
+from ..peers import page
+from ..verdict import EXIT_CODES, PASS, Progress
+from . import contracts, writer
+
+COMMANDS = ("status", "evidence", "peers")
+_EXIT = {evidence.FRESH: 0, evidence.STALE: 1, evidence.NONE: 2}
+_AUDITS = evidence.CHECKOUT.parent
+# The whole output of the last run of `evidence`, figures and all; audits/ keeps what people review.
+LAST_RUN = evidence.CHECKOUT.parents[1] / "build" / "evidence" / "run.json"
+
+
+def add_commands(commands: Any) -> None:
+    """Adds them to the parser's subcommands."""
+    status = commands.add_parser("status", help="is audits/evidence.json about this build? 0 fresh, 1 stale, 2 none")
+    status.add_argument("--write", metavar="README.md", type=Path, help="bring the states in that file up to date")
+    record = commands.add_parser("evidence", help="run everything on a Hopper GPU, and store what the gates say")
+    record.add_argument("--from", dest="runs", metavar="FILE", type=Path, nargs="+", help="of `gates all --json FILE`")
+    record.add_argument("--output", metavar="FILE", type=Path, default=evidence.CHECKOUT, help="default: %(default)s")
+    record.add_argument(
+        "--quick", metavar="GATE", choices=("counters", "timing"), nargs="+", default=[], help="with fewer repeats"
+    )
+    peers = commands.add_parser("peers", help="run everything on the peers, and write audits/peers.json and peers.md")
+    peers.add_argument("--peer", choices=targets.PEERS, nargs="+", default=[*targets.PEERS], help="default: all")
+    peers.add_argument("--from", dest="runs", metavar="FILE", type=Path, nargs="+", help="merge stored runs instead")
+    peers.add_argument("--output", metavar="FOLDER", type=Path, default=_AUDITS, help="default: %(default)s")
+
+
+def status_command(arguments: argparse.Namespace, out: Console) -> int:
+    """Prints the state and every reason; with --write, corrects a README. Exit code 0 fresh, 1 stale, 2 none."""
+    status = evidence.status()
+    out.print(f"evidence: {status.state}" + (f": {escape(status.summary)}" if status.summary else ""))
+    for reason in status.reasons:
+        out.print(escape(f"  {reason}"))
+    if arguments.write:
+        path = evidence.find()
+        text = arguments.write.read_text(encoding="utf-8")
+        known = evidence.load(path) if path else None
+        write_whole(contracts.rewrite(text, known, evidence.held()), arguments.write)
+    return _EXIT[status.state]
+
+
+def evidence_command(arguments: argparse.Namespace, out: Console, run_all: Callable[[], dict[str, Any]]) -> int:
+    """Runs all gates (or reads runs), and stores the evidence. Refused or NotRun before anything is written."""
+    from dhp_safe_fa import _inspect
+    from dhp_safe_fa.bench.environment import git_commit
+
+    _require_folder(arguments.output.parent)
+    kernels = _inspect.kernels()
+    writer.require_clean_build(evidence.held(), git_commit(*writer.SOURCES)["dirty"])
+    if arguments.runs:
+        runs = [_read(path) for path in arguments.runs]
+    else:
+        from ..subjects import require_gpu
+
+        require_gpu()
+        runs = [{**run_all(), "quick": arguments.quick}]
+        LAST_RUN.parent.mkdir(parents=True, exist_ok=True)
+        LAST_RUN.write_text(json.dumps(runs[0], indent=1) + "\n")
+    listings = {kernel["name"]: writer.listing_digest(_inspect.cubin(kernel["name"])) for kernel in kernels}
+    content = writer.assemble(runs, kernels, listings)
+    writer.write(content, arguments.output)
+    verdict = writer.verdict(content)
+    out.print(f"{verdict}: {len(kernels)} kernels, stored in {escape(str(arguments.output))}")
+    return EXIT_CODES[verdict]
+
+
+def _require_folder(folder: Path) -> None:
+    """Finds out before a long run that its results could not be written."""
+    if not (folder.is_dir() and os.access(folder, os.W_OK)):
+        raise writer.Refused(f"--output: cannot write into {folder}")
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """A JSON object with an environment, as all runs have. Refused for anything else."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise writer.Refused(f"{path}: is no JSON file ({error})") from error
+    if not isinstance(content, dict) or not isinstance(content.get("environment"), dict):
+        raise writer.Refused(f"{path}: is no stored run: it does not say on which machine it was made")
+    return content
+
+
+def peers_command(arguments: argparse.Namespace, out: Console, tell: Progress) -> int:
+    """Audits the peers and writes the JSON and the page; what the gates find there fails nothing here."""
+    from ..peers import run
+
+    _require_folder(arguments.output)
+    stored = [_read(path) for path in arguments.runs or ()]
+    content = run.merge(stored) if stored else run.run(arguments.peer, tell)
+    write_whole(writer.as_text(content), arguments.output / "peers.json")
+    write_whole(page.page(content), arguments.output / "peers.md")
+    out.print(f"written: {escape(str(arguments.output / 'peers.md'))}")
+    return EXIT_CODES[PASS]

@@ -1,0 +1,106 @@
+"""The peers under the same gates: ``python -m dhp_safe_fa.gates peers`` writes audits/peers.json and audits/peers.md.
+
+The run (a Hopper GPU) and the page (anywhere, from the stored JSON: page.py) are separate.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from dhp_safe_fa.bench.peers import one_line
+
+from .. import controls, report, subjects
+from ..evidence.writer import compact, require_same_machine
+from ..inputs import make
+from ..sass import policy
+from ..subjects import Subject
+from ..tools import NotRun
+from ..verdict import INVALID, NOT_RUN, Progress, not_run
+from . import code
+
+SCHEMA = "dhp_safe_fa.peers/1"
+EXECUTING = ("counters", "bitwise", "timing")
+POLICY = Path(__file__).resolve().parents[3] / "audits" / "peers_policy.json"
+
+
+def kernels_seen(subject: Subject) -> list[str]:
+    """Names of all kernels that the subject's calls launch, as torch's profiler prints them. NotRun if a call fails."""
+    import torch
+    from torch.profiler import ProfilerActivity, profile
+
+    data = [make("normal", shape, seed=0) for shape in subject.shapes]
+    try:
+        with subject.context(), profile(activities=[ProfilerActivity.CUDA]) as seen:
+            for shape, (q, k, v) in zip(subject.shapes, data, strict=True):
+                subject.attend(q, k, v, shape.is_causal)
+            torch.cuda.synchronize()
+    except RuntimeError as error:
+        raise NotRun(f"{subject.name} does not serve the shapes of this audit: {one_line(error)}") from error
+    return sorted({event.name for event in seen.events() if event.device_type.name == "CUDA"})
+
+
+def run(names: Sequence[str], tell: Progress) -> dict[str, Any]:
+    """All gates, quick, on these peers (of targets.PEERS). NotRun without a Hopper GPU; a peer that is not there, or a
+    gate that cannot run, is a result."""
+    subjects.require_gpu()
+    found: dict[str, Any] = {"schema": SCHEMA, "environment": report.environment(), "peers": {}}
+    present = []
+    for number, name in enumerate(names):
+        tell(f"{name}: one call of each shape", number, len(names))
+        try:
+            subject = subjects.peer(name)
+            seen = kernels_seen(subject)
+        except NotRun as error:
+            absent = {gate: compact(not_run(gate, name, error).as_json()) for gate in ("sass", *EXECUTING)}
+            found["peers"][name] = {"shapes": [], "kernels_seen": [], **absent}
+            continue
+        present.append(subject)
+        shapes = [str(shape) for shape in subject.shapes]
+        found["peers"][name] = {"shapes": shapes, "kernels_seen": seen, "sass": {}}
+    if present:
+        _sass(found["peers"], [subject.name for subject in present], tell)
+        for gate in EXECUTING:
+            for name, result in _executing(gate, present, tell).items():
+                found["peers"][name][gate] = result
+    return found
+
+
+def _sass(peers: dict[str, Any], names: Sequence[str], tell: Progress) -> None:
+    """The machine code of the kernels seen, after the controls."""
+    try:
+        outcomes = controls.run_controls(controls.load_controls())
+        rules = policy.load(POLICY)
+        wrong = [f"control {outcome.name}: {outcome.problem}" for outcome in outcomes if outcome.problem]
+    except (NotRun, controls.ControlError, policy.PolicyError) as error:
+        for name in names:
+            peers[name]["sass"] = {"verdict": NOT_RUN, "kernels": [], "problems": [str(error)]}
+        return
+    for number, name in enumerate(names):
+        tell(f"sass: {name}", number, len(names))
+        try:
+            result = {**code.audit_peer(name, peers[name]["kernels_seen"], rules), "problems": wrong}
+        except NotRun as error:
+            result = {"verdict": NOT_RUN, "kernels": [], "problems": [str(error)]}
+        peers[name]["sass"] = {**result, "verdict": INVALID} if wrong else result
+
+
+def _executing(gate: str, present: Sequence[Subject], tell: Progress) -> dict[str, dict[str, Any]]:
+    """One gate over all peers at once, so that its controls run once."""
+    try:
+        results = importlib.import_module(f"dhp_safe_fa.gates.{gate}.gate").run(present, True, tell)
+    except (NotRun, controls.ControlError, OSError) as error:
+        results = [not_run(gate, subject.name, error) for subject in present]
+    except Exception as error:  # a peer's own, whatever it is, on an input that it does not serve: spare the others
+        if len(present) > 1:
+            return {name: one for subject in present for name, one in _executing(gate, [subject], tell).items()}
+        results = [not_run(gate, present[0].name, f"{type(error).__name__}: {one_line(error)}")]
+    return {result.subject: compact(result.as_json()) for result in results}
+
+
+def merge(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Runs of one machine, say one for each peer, as one; the last word on a peer counts. Refused if they differ."""
+    require_same_machine(runs)
+    return {**runs[0], "peers": {name: peer for run in runs for name, peer in run["peers"].items()}}

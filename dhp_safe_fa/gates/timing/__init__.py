@@ -1,0 +1,1 @@
+"""The gate `timing`: no evidence in time (docs/gates-timing.md)."""

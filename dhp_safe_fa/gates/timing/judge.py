@@ -1,0 +1,245 @@
+"""Takes jobs to the clock and says which classes differ in time, after a second look at whatever seems to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from .clock import Clock, Job, Sample
+from .stats import (
+    ALPHA,
+    Contrast,
+    Times,
+    contrast,
+    detectable,
+    holm,
+    permutations_for,
+    upper_bound,
+)
+
+# Percentiles that are kept of every class, for the plot.
+PERCENTILES = np.linspace(0, 100, 101)
+
+
+@dataclass(frozen=True)
+class Study:
+    """Classes to be compared on one job.
+
+    Attributes:
+        name: what the job is.
+        make: the job, made when its turn comes, so that only one set of inputs is in memory.
+        reference: the class that all others are compared with.
+        same: classes with identical content, for A/A.
+        tested: the other classes.
+    """
+
+    name: str
+    make: Callable[[], Job]
+    reference: str
+    same: tuple[str, ...]
+    tested: tuple[str, ...]
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The reference twice: half its noise, and exchanging labels has something to exchange with."""
+        return (self.reference, self.reference, *self.same, *self.tested)
+
+
+@dataclass
+class Contrasts:
+    """The classes of one study against its reference, in one unit.
+
+    Attributes:
+        of: by class.
+        same: the classes with identical content.
+        corrected: p-values after Holm's correction over all that was tested together.
+    """
+
+    of: dict[str, Contrast]
+    same: tuple[str, ...]
+    corrected: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def identical(self) -> list[Contrast]:
+        return [self.of[name] for name in self.same]
+
+    def outstanding(self) -> list[str]:
+        """Classes that differ significantly, and by more than identical classes do; these themselves only have to
+        differ significantly."""
+        bound = upper_bound(self.identical)
+        return [
+            name
+            for name, one in self.of.items()
+            if self.corrected[name] < ALPHA and (name in self.same or abs(one.effect) > bound)
+        ]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What one measurement of a study says."""
+
+    study: Study
+    sample: Sample
+    cycles: Contrasts
+    ns: Contrasts
+
+    @property
+    def reference_cycles(self) -> float:
+        return float(np.median(self.sample.cycles[:, :2]))
+
+    @property
+    def reference_ns(self) -> float:
+        return float(np.median(self.sample.ns[:, :2]))
+
+    def percent(self, name: str) -> float:
+        """Effect on the cycles, in % of the reference."""
+        return 100 * self.cycles.of[name].effect / self.reference_cycles
+
+    def percent_ns(self, name: str) -> float:
+        """Effect on the time, in % of the reference."""
+        return 100 * self.ns.of[name].effect / self.reference_ns
+
+
+@dataclass
+class Judged:
+    """A study, judged.
+
+    Attributes:
+        first: the measurement on which everything is reported.
+        detectable_percent: what would have been found with probability stats.POWER, in % of the reference.
+        differences: classes that take other numbers of cycles than the reference, in both measurements.
+        invalid: classes with identical content that seem to, in both measurements.
+        unconfirmed: classes that seemed to, and did not when measured again.
+        clock: classes that take another time in as many cycles.
+    """
+
+    first: Comparison
+    detectable_percent: float
+    differences: list[str] = field(default_factory=list)
+    invalid: list[str] = field(default_factory=list)
+    unconfirmed: list[str] = field(default_factory=list)
+    clock: list[str] = field(default_factory=list)
+
+    @property
+    def detectable_ns(self) -> float:
+        return self.detectable_percent / 100 * self.first.reference_ns
+
+    def describe(self, name: str) -> str:
+        """One line about a class."""
+        one = self.first.cycles.of[name]
+        p = self.first.cycles.corrected[name]
+        return f"{name}: {self.first.percent(name):+.2f} % ({one.effect:+.0f} cycles), p {p:.1g}"
+
+    def as_json(self) -> dict[str, Any]:
+        first = self.first
+        return {
+            "study": first.study.name,
+            "blocks": len(first.sample.ns),
+            "reference_ns": first.reference_ns,
+            "reference_cycles": first.reference_cycles,
+            "detectable_percent": self.detectable_percent,
+            "detectable_ns": self.detectable_ns,
+            "classes": {name: _class_json(first, name) for name in first.cycles.of},
+            "differences": self.differences,
+            "identical_differences": self.invalid,
+            "unconfirmed": self.unconfirmed,
+            "through_the_clock": self.clock,
+            "percentiles_cycles": _percentiles(first),
+        }
+
+
+def _class_json(comparison: Comparison, name: str) -> dict[str, float]:
+    cycles, ns = comparison.cycles.of[name], comparison.ns.of[name]
+    return {
+        "effect_cycles": cycles.effect,
+        "error_cycles": cycles.error,
+        "p": cycles.p,
+        "p_corrected": comparison.cycles.corrected[name],
+        "effect_ns": ns.effect,
+        "error_ns": ns.error,
+        "ns_p": ns.p,
+        "ns_p_corrected": comparison.ns.corrected[name],
+    }
+
+
+def _percentiles(comparison: Comparison) -> dict[str, list[float]]:
+    columns: dict[str, list[Times]] = {}
+    for name, cycles in zip(comparison.study.columns, comparison.sample.cycles.T, strict=True):
+        columns.setdefault(name, []).append(cycles)
+    return {name: np.percentile(np.concatenate(cycles), PERCENTILES).tolist() for name, cycles in columns.items()}
+
+
+def compare(study: Study, clock: Clock, blocks: int, permutations: int, rng: np.random.Generator) -> Comparison:
+    """Measure a study once; p-values are not corrected yet."""
+    sample = clock.interleaved(study.make(), study.columns, blocks, rng)
+
+    def contrasts(times: Times) -> Contrasts:
+        others = list(enumerate(study.columns))[2:]
+        found = {name: contrast(times[:, :2], times[:, at], permutations, rng) for at, name in others}
+        return Contrasts(found, study.same)
+
+    return Comparison(study, sample, contrasts(sample.cycles), contrasts(sample.ns))
+
+
+def _correct(together: Sequence[Contrasts]) -> None:
+    """Holm's correction: over all tested classes, and apart from these over all identical ones."""
+    for is_same in (False, True):
+        keys = [(some, name) for some in together for name in some.of if (name in some.same) == is_same]
+        corrected = holm([some.of[name].p for some, name in keys])
+        for (some, name), p in zip(keys, corrected, strict=True):
+            some.corrected[name] = p
+
+
+def judge(
+    studies: Sequence[Study],
+    clock: Clock,
+    blocks: int,
+    rng: np.random.Generator,
+    progress: Callable[[str], None] = lambda _: None,
+) -> list[Judged]:
+    """Measure all studies, correct for the number of tests among them, and measure again where something was found.
+
+    A difference is what is found twice: in the multiprocessor's cycles, corrected p below ALPHA, effect above the bound
+    of identical classes, and the same sign. So the chance to report one where there is none is far below ALPHA, and
+    what is twice the detectable effect is practically never missed. Differences in nanoseconds alone come from the
+    clock's frequency, which follows the power that is drawn; they are reported as such.
+    """
+    tests = max(1, sum(len(study.tested) for study in studies))
+    permutations = permutations_for(tests)
+    firsts = []
+    for study in studies:
+        progress(study.name)
+        firsts.append(compare(study, clock, blocks, permutations, rng))
+    _correct([first.cycles for first in firsts])
+    _correct([first.ns for first in firsts])
+    judged = [
+        Judged(first, 100 * detectable(first.cycles.identical, tests) / first.reference_cycles) for first in firsts
+    ]
+    suspected = [one for one in judged if one.first.cycles.outstanding()]
+    seconds = []
+    for one in suspected:
+        progress(f"{one.first.study.name}, again")
+        seconds.append(compare(one.first.study, clock, blocks, permutations, rng))
+    _correct([second.cycles for second in seconds])
+    for one, second in zip(suspected, seconds, strict=True):
+        _settle(one, second.cycles)
+    for one in judged:
+        tested = set(one.first.study.tested) - set(one.differences)
+        one.clock = [name for name in one.first.ns.outstanding() if name in tested]
+    return judged
+
+
+def _settle(one: Judged, second: Contrasts) -> None:
+    """Sort what stood out in the first measurement by what the second one says of it."""
+    confirmed = second.outstanding()
+    for name in one.first.cycles.outstanding():
+        agrees = one.first.cycles.of[name].effect * second.of[name].effect > 0
+        if name not in confirmed or not agrees:
+            one.unconfirmed.append(name)
+        elif name in second.same:
+            one.invalid.append(name)
+        else:
+            one.differences.append(name)

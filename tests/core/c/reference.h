@@ -1,0 +1,71 @@
+/*
+ * reference.h - attention as its definition reads, in float64, one element at a time; and the problems to compare on.
+ *
+ * Shares no code with the kernel: its conversions of float16 and bfloat16 go through exact float64 arithmetic.
+ */
+#ifndef DHP_TEST_REFERENCE_H
+#define DHP_TEST_REFERENCE_H
+
+#include "../../../csrc/dhp_fa.h"
+
+/* ---- numbers --------------------------------------------------------------------------------------------------- */
+
+double value_of(dhp_dtype dtype, uint32_t bits);
+/* Nearest representable number, ties to even; NaN gives the canonical NaN. */
+uint32_t nearest_bits(dhp_dtype dtype, double value);
+
+/* ---- problems -------------------------------------------------------------------------------------------------- */
+
+typedef enum memory_layout {
+  CONTIGUOUS, /* [B, H, S, D] */
+  TRANSPOSED, /* [B, S, H, D] seen as [B, H, S, D] */
+  GAPS,       /* rows and heads with unused elements between them */
+  EXPANDED    /* q without a head stride, k and v without a batch stride */
+} memory_layout;
+
+typedef struct shape {
+  int64_t batch, heads, key_heads, queries, keys, head_dim;
+  int is_causal;
+  int64_t causal_offset;
+} shape;
+
+/* Memory behind a tensor, of exactly the elements its strides reach. */
+typedef struct storage {
+  unsigned char *data;
+  size_t size; /* bytes */
+} storage;
+
+typedef struct problem {
+  dhp_attention args; /* lse is set; scale is 1 / sqrt(D) */
+  storage q, k, v, out;
+  float *lse;
+} problem;
+
+/* Normal random q, k, v; out and lse hold the byte 0xa5. */
+problem problem_new(shape s, dhp_dtype dtype, memory_layout layout);
+void problem_free(problem *p);
+/* Fills out and lse with 0xa5 again. */
+void problem_poison(problem *p);
+/* Bytes of out that no element of the tensor covers and that are no longer 0xa5. */
+int problem_gaps_touched(const problem *p);
+
+double get(const dhp_tensor *t, int64_t b, int64_t h, int64_t s, int64_t d);
+void set(const dhp_tensor *t, int64_t b, int64_t h, int64_t s, int64_t d, double value);
+uint32_t get_bits(const dhp_tensor *t, int64_t b, int64_t h, int64_t s, int64_t d);
+
+/* 1 if query i may see key j. */
+int is_visible(const dhp_attention *args, int64_t i, int64_t j);
+
+/* ---- comparison ------------------------------------------------------------------------------------------------ */
+
+typedef struct comparison {
+  double relative;    /* norm of (out - ref) over the norm of ref */
+  double conditioned; /* the same over the norm of sum p |v|: fair where the terms of ref cancel */
+  double lse;         /* largest |lse - ref| / max(1, |ref|) */
+  int mismatches;     /* elements of out or lse of which one is NaN or infinite and the other is not the same */
+} comparison;
+
+/* What out and lse hold, against the definition. */
+comparison compare(const dhp_attention *args);
+
+#endif

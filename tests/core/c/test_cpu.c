@@ -1,0 +1,32 @@
+/* test_cpu.c - the CPU kernel's test program, built and run by tests/core/test_core_c.py. Argument: a seed (default 1). */
+#include "test_cpu.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "check.h"
+
+dhp_cpu_kernel test_kernels[3];
+int test_kernel_count;
+
+void run_kernel(const dhp_cpu_kernel *kernel, const dhp_attention *args) {
+  dhp_error error;
+  const dhp_status status = dhp_cpu_forward_with(kernel, args, NULL, &error);
+  check(status == DHP_OK, "%s: status %d", kernel->instructions, (int)status);
+}
+
+int main(int argc, char **argv) {
+  const unsigned long long seed = argc > 1 ? strtoull(argv[1], NULL, 10) : 1;
+  random_seed(seed);
+  test_kernel_count = dhp_cpu_kernels(test_kernels);
+  printf("seed %llu, kernels:", seed);
+  for (int i = 0; i < test_kernel_count; i++)
+    printf(" %s", test_kernels[i].instructions);
+  printf("\n");
+
+  test_numbers();
+  test_attention();
+  test_rows();
+  test_runtime();
+  return check_summary();
+}

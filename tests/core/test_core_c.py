@@ -1,0 +1,122 @@
+"""The C core by itself: compiles csrc/cpu with the system compiler and runs the C programs of tests/core/c.
+
+`CC` names the compiler (default `cc`). Every program prints what it checked; pytest shows it when a test fails.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+C = ROOT / "tests" / "core" / "c"
+CORE = [*sorted((ROOT / "csrc" / "cpu").glob("*.c")), ROOT / "csrc" / "error.c"]
+SHARED = [C / "check.c", C / "reference.c"]
+
+WARNINGS = ["-Wall", "-Wextra", "-Wpedantic", "-Wshadow", "-Wconversion", "-Werror"]
+# -gdwarf-4: Debian 12's Valgrind does not read Clang's DWARF 5. Contraction: as setup.py says.
+FLAGS = ["-std=gnu11", "-gdwarf-4", "-ffp-contract=off", *WARNINGS]
+# test_runtime.c looks at the kernel's scratch memory through these two.
+WRAPPED = ["-Wl,--wrap=aligned_alloc", "-Wl,--wrap=free"]
+SANITIZERS = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
+# GCC for x86 then fuses products and sums as it likes, and takes multiply-adds apart that follow one another, in some
+# loops and not in others. GCC 13 does it unasked for some CPUs. The source alone has to give a row the same bits
+# whichever loop computes it, hence without the option that forbids contraction.
+TAKEN_APART = "--param=avoid-fma-max-bits=512"
+
+VALGRIND = ["valgrind", "--quiet", "--track-origins=no", "--error-exitcode=99"]
+VALGRIND_FOUND_ERRORS = 99
+PTRACE_NOT_PERMITTED = 77
+
+
+COMPILER = shlex.split(os.environ.get("CC", "cc"))
+
+
+def knows(option: str) -> bool:
+    """The compiler takes it."""
+    command = [*COMPILER, option, "-E", "-x", "c", os.devnull]
+    return subprocess.run(command, capture_output=True, check=False).returncode == 0
+
+
+def build(program: Path, sources: Sequence[Path], *options: str) -> Path:
+    command = [
+        *COMPILER,
+        *FLAGS,
+        *map(str, [*sources, *SHARED, *CORE]),
+        *options,
+        "-lm",
+        "-lpthread",
+        "-o",
+        str(program),
+    ]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, f"{shlex.join(command)}\n{result.stderr}"
+    return program
+
+
+def run(*command: str | Path) -> subprocess.CompletedProcess[str]:
+    result = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False)
+    print(result.stdout, result.stderr)
+    return result
+
+
+@pytest.mark.parametrize(
+    "options",
+    [["-O3"], ["-O3", "-ffp-contract=fast", TAKEN_APART], ["-O2", *SANITIZERS]],
+    ids=["O3", "taken-apart", "sanitized"],
+)
+def test_values(tmp_path: Path, session_seed: int, options: list[str]) -> None:
+    if TAKEN_APART in options and not knows(TAKEN_APART):
+        pytest.skip(f"{COMPILER[0]} does not know {TAKEN_APART}")
+    program = build(tmp_path / "test_cpu", sorted(C.glob("test_*.c")), *options, *WRAPPED)
+    assert run(program, str(session_seed)).returncode == 0
+
+
+@pytest.fixture(scope="module")
+def ctgrind(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    if shutil.which("valgrind") is None:
+        pytest.skip("valgrind is not installed")
+    return build(tmp_path_factory.mktemp("ctgrind") / "ctgrind", [C / "ctgrind.c"], "-O3")
+
+
+def test_no_branch_or_address_depends_on_a_secret(ctgrind: Path) -> None:
+    result = run(*VALGRIND, ctgrind)
+    assert result.returncode == 0
+    assert "runs on secret data" in result.stdout
+
+
+@pytest.mark.parametrize("leak", ["planted-branch", "planted-index"])
+def test_valgrind_reports_a_planted_leak(ctgrind: Path, leak: str) -> None:
+    result = run(*VALGRIND, ctgrind, leak)
+    assert result.returncode == VALGRIND_FOUND_ERRORS
+    assert leak.replace("-", "_") in result.stderr
+
+
+@pytest.fixture(scope="module")
+def steptrace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    program = build(tmp_path_factory.mktemp("steptrace") / "steptrace", [C / "steptrace.c"], "-O3", "-Wl,-z,now")
+    if run(program, "planted-branch").returncode == PTRACE_NOT_PERMITTED:
+        pytest.skip("ptrace is not permitted, or this is not an x86-64 CPU")
+    return program
+
+
+def test_same_instructions_and_registers_on_all_data(steptrace: Path) -> None:
+    result = run(steptrace)
+    assert result.returncode == 0
+    assert "steps" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("leak", "finding"),
+    [("planted-branch", "path differs, registers differ"), ("planted-index", "path equal, registers differ")],
+)
+def test_steptrace_reports_a_planted_leak(steptrace: Path, leak: str, finding: str) -> None:
+    result = run(steptrace, leak)
+    assert result.returncode == 1
+    assert finding in result.stdout

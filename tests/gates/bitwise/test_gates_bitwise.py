@@ -1,0 +1,303 @@
+"""The gate bitwise: comparing, repeating and recomputing rows on the CPU; poisoned memory and the load on the GPU."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
+
+import pytest
+import torch
+from torch import Tensor
+
+import dhp_safe_fa
+from dhp_safe_fa.gates import cli, controls, inputs
+from dhp_safe_fa.gates.bitwise import gate as bitwise
+from dhp_safe_fa.gates.bitwise import load as bitwise_load
+from dhp_safe_fa.gates.bitwise import rows as bitwise_rows
+from dhp_safe_fa.gates.bitwise.compare import compare_outputs, compare_runs, first_difference
+from dhp_safe_fa.gates.bitwise.memory import PoisonedBlocks, WrongMemory
+from dhp_safe_fa.gates.bitwise.rows import Rows
+from dhp_safe_fa.gates.inputs import Shape
+from dhp_safe_fa.gates.subjects import Subject
+from dhp_safe_fa.gates.verdict import FAIL, INVALID, NOT_RUN, PASS, ControlOutcome
+
+# ---- comparing -------------------------------------------------------------------------------------------------------
+
+
+def test_the_first_difference_is_named() -> None:
+    expected = torch.zeros(2, 3, 4)
+    got = expected.clone()
+    got[1, 0, 2], got[1, 2, 3] = 1.0, 2.0
+    said = first_difference("out", expected, got)
+    assert said == "out[1, 0, 2]: 0 (0x00000000) became 1 (0x3f800000); 2 of 24 elements differ"
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_bits_are_compared(dtype: torch.dtype) -> None:
+    nan, zero = torch.full((5,), torch.nan, dtype=dtype), torch.zeros(5, dtype=dtype)
+    assert first_difference("out", nan, nan.clone()) == ""
+    assert "-0 (0x80" in first_difference("out", zero, -zero)
+
+
+def test_strides_do_not_matter_but_shapes_do() -> None:
+    t = torch.randn(3, 4)
+    assert first_difference("out", t, t.T.contiguous().T) == ""
+    assert "[4, 3]" in first_difference("out", t, t.T)
+    assert "float16" in first_difference("out", t, t.half())
+
+
+def test_each_output_is_compared() -> None:
+    a, b = torch.zeros(2), torch.ones(2)
+    assert compare_outputs(("out", "lse"), (a, a), (a, b)).startswith("lse[0]: 0 ")
+    assert compare_outputs(("out", "lse"), (b, a), (a, b)).count("became") == 2
+
+
+# ---- repeating -------------------------------------------------------------------------------------------------------
+
+
+class Unpoisoned:
+    """Memory that is what it is."""
+
+    def __init__(self) -> None:
+        self.poisoned: list[int] = []
+
+    def poison(self, run: int) -> None:
+        self.poisoned.append(run)
+
+    def check(self, outputs: Sequence[Tensor]) -> None:
+        assert outputs
+
+
+def test_equal_runs_pass_and_each_is_poisoned() -> None:
+    memory, beside = Unpoisoned(), list[int]()
+    call = lambda: (torch.ones(3), torch.full((2,), torch.nan))  # noqa: E731
+    assert compare_runs(call, ("out", "lse"), memory, 20, lambda: beside.append(len(memory.poisoned))) == ""
+    assert memory.poisoned == list(range(20)) and beside == list(range(1, 21))
+
+
+def runs_that_differ(at: dict[int, float]) -> Callable[[], tuple[Tensor, ...]]:
+    run: Iterator[int] = iter(range(1000))
+
+    def call() -> tuple[Tensor, ...]:
+        out = torch.zeros(4, 5)
+        out[2, 3] = at.get(next(run), 0.0)
+        return (out,)
+
+    return call
+
+
+def test_one_bad_run_among_many_is_found() -> None:
+    said = compare_runs(runs_that_differ({7: 1.0}), ("out",), Unpoisoned(), 50)
+    assert said.startswith("out[2, 3]: 0 (0x00000000) became 1 (0x3f800000); 1 of 20 elements differ; ")
+    assert said.endswith("1 of 49 runs differ from the first, run 7 before all others")
+
+
+def test_a_bad_first_run_is_found() -> None:
+    assert "49 of 49 runs" in compare_runs(runs_that_differ({0: 1.0}), ("out",), Unpoisoned(), 50)
+
+
+def test_no_output_outlives_its_run() -> None:
+    """Or the memory of one run would not be there for the next."""
+    alive: list[int] = []
+
+    class Counted(Unpoisoned):
+        def poison(self, run: int) -> None:
+            assert not alive
+
+    def call() -> tuple[Tensor, ...]:
+        out = torch.zeros(3)
+        alive.append(1)
+        weakref.finalize(out, alive.pop)
+        return (out,)
+
+    assert compare_runs(call, ("out",), Counted(), 10) == ""
+
+
+def test_the_operator_repeats() -> None:
+    q, k, v = inputs.make("normal", Shape(1, 4, 2, 33, 70, 64, "float16", True), 1, "cpu")
+    call = lambda: dhp_safe_fa.attention_lse(q, k, v, is_causal=True)  # noqa: E731
+    assert compare_runs(call, ("out", "lse"), Unpoisoned(), 20) == ""
+
+
+# ---- rows ------------------------------------------------------------------------------------------------------------
+
+
+def ours(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> tuple[Tensor, ...]:
+    return dhp_safe_fa.attention_lse(q, k, v, is_causal=is_causal)
+
+
+SHAPES = [
+    Shape(2, 4, 2, 150, 200, 64, "float16", True),
+    Shape(2, 4, 2, 150, 200, 64, "float16", False),
+    Shape(1, 2, 2, 140, 140, 72, "bfloat16", True),
+    Shape(2, 2, 1, 1, 5, 64, "float16", True),
+]
+
+
+def rows(shape: Shape, attend: bitwise_rows.Attend, offset: bitwise_rows.AttendOffset | None = None) -> Rows:
+    own, stranger = (inputs.make("normal", shape, seed, "cpu") for seed in (1, 2))
+    return bitwise_rows.recompute(attend, ("out", "lse"), own, stranger, shape.is_causal, offset)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_the_operator_is_row_invariant(shape: Shape) -> None:
+    found = rows(shape, ours, bitwise._attend_offset)
+    assert (found.differing, found.refused) == ([], []) and found.ways >= 7
+
+
+def test_offsets_add_ways() -> None:
+    assert rows(SHAPES[0], ours, bitwise._attend_offset).ways == rows(SHAPES[0], ours).ways + 7
+
+
+def with_fault(fault: Callable[[Tensor, Tensor], float]) -> bitwise_rows.Attend:
+    """The operator, but for a last bit that depends on q's or k's shape."""
+
+    def attend(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> tuple[Tensor, ...]:
+        out, lse = ours(q, k, v, is_causal)
+        return out, lse * (1 + fault(q, k) * 2**-22)
+
+    return attend
+
+
+@pytest.mark.parametrize(
+    ("fault", "ways"),
+    [
+        (lambda q, k: q.size(2) == 1, ["the first 1 rows", "row 75 alone", "row 149 alone"]),
+        (lambda q, k: q.size(2) < 128, ["the first 1 rows", "the first 17 rows", "the first 64 rows"]),
+        (lambda q, k: k.size(0) > 2, ["other batches beside"]),
+        (lambda q, k: q.size(0) == 1, ["its batch alone"]),
+        (lambda q, k: q.size(1) > 4, ["other heads beside"]),
+        (lambda q, k: q.size(1) < 4, ["its key head alone"]),
+    ],
+)
+def test_each_way_finds_its_fault(fault: Callable[[Tensor, Tensor], float], ways: list[str]) -> None:
+    problems = rows(SHAPES[1], with_fault(fault)).differing
+    found = [problem.partition(":")[0] for problem in problems]
+    assert set(ways) <= set(found)
+    assert "lse[" in problems[0] and "became" in problems[0]
+
+
+def test_padding_finds_a_split_that_depends_on_the_keys() -> None:
+    problems = rows(SHAPES[2], with_fault(lambda q, k: k.size(2) > 140)).differing
+    assert [problem.partition(":")[0] for problem in problems] == ["1 more rows and keys", "130 more rows and keys"]
+
+
+def test_other_rows_that_mix_in_are_found() -> None:
+    def attend(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> tuple[Tensor, ...]:
+        out, lse = ours(q, k, v, is_causal)
+        return out, lse + q.float().abs().amax(dim=(2, 3), keepdim=True)[..., 0] * 1e-3
+
+    found = [problem.partition(":")[0] for problem in rows(SHAPES[1], attend).differing]
+    assert "other rows beside" in found
+
+
+def test_what_a_peer_does_not_serve_is_counted() -> None:
+    def attend(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> tuple[Tensor, ...]:
+        if q.size(2) == 1:
+            raise RuntimeError("no such shape\nwith details")
+        return ours(q, k, v, is_causal)
+
+    found = rows(SHAPES[1], attend)
+    assert found.differing == [] and "row 149 alone: refused: no such shape" in found.refused
+    assert found.ways == rows(SHAPES[1], ours).ways
+
+
+# ---- verdicts --------------------------------------------------------------------------------------------------------
+
+RIGHT = [ControlOutcome("planted", controls.CAUGHT, "something")]
+
+
+def examine(
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    repeats: tuple[str, ...] = (),
+    share: float = 0.9,
+    differing: tuple[str, ...] = (),
+    refused: tuple[str, ...] = (),
+    kernels: tuple[str, ...] = ("a",),
+) -> tuple[str, list[str]]:
+    monkeypatch.setattr(bitwise, "repeat_shape", lambda *_: (list(repeats), share))
+    monkeypatch.setattr(bitwise, "rows_of_shape", lambda *_: Rows(list(differing), list(refused), 18))
+    subject = Subject("a", lambda q, k, v, is_causal: (q,), nullcontext, kernels, tuple(SHAPES[:1]))
+    result = bitwise.examine(subject, bitwise.QUICK, RIGHT, lambda _: None)
+    assert result.figures["ways to compute a row"] == 18
+    return result.verdict, result.problems
+
+
+def test_verdicts(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert examine(monkeypatch) == (PASS, [])
+    assert examine(monkeypatch, repeats=("runs",)) == (FAIL, ["runs"])
+    assert examine(monkeypatch, differing=("rows",)) == (FAIL, [f"{SHAPES[0]} rows"])
+    assert examine(monkeypatch, share=0.2)[0] == INVALID
+
+
+def test_ours_may_refuse_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert examine(monkeypatch, refused=("way",)) == (FAIL, [f"{SHAPES[0]} way"])
+    assert examine(monkeypatch, refused=("way",), kernels=()) == (PASS, [])
+
+
+def test_memory_that_cannot_be_poisoned_is_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise WrongMemory("an output does not lie in the memory that was poisoned")
+
+    monkeypatch.setattr(bitwise, "repeat_shape", refuse)
+    subject = Subject("a", lambda q, k, v, is_causal: (q,), nullcontext, (), tuple(SHAPES[:1]))
+    result = bitwise.examine(subject, bitwise.QUICK, RIGHT, lambda _: None)
+    assert result.verdict == NOT_RUN and "does not lie" in result.problems[0]
+
+
+def test_quick_and_full() -> None:
+    assert (bitwise.QUICK.runs, bitwise.FULL.runs) == (100, 1000)
+
+
+def test_what_the_controls_declare() -> None:
+    declared = {path.stem: controls.read_header(path).executing for path in controls.SOURCES.rglob("*.cu")}
+    for name in ("atomic_reduction", "uninitialised_workspace", "row_variance"):
+        assert declared[name]["bitwise"] == controls.CAUGHT
+
+
+def test_without_a_gpu_it_is_not_run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    for options in (["--quick"], ["--full"], ["--kernel", "nope"], ["--peer", "sdpa-flash"]):
+        assert cli.main(["bitwise", *options]) == 2
+        assert "no CUDA GPU" in capsys.readouterr().out
+
+
+# ---- on the GPU ------------------------------------------------------------------------------------------------------
+
+
+def test_outputs_hold_the_poison_and_another_one_in_each_run(gpu: None) -> None:
+    def call() -> tuple[torch.Tensor, ...]:
+        return tuple(torch.empty(size, dtype=torch.uint8, device="cuda") for size in (10, 2**21, 3 * 2**23 + 1))
+
+    memory = PoisonedBlocks(call())
+    for run in (0, 1, 255, 256):
+        memory.poison(run)
+        outputs = call()
+        memory.check(outputs)
+        assert all(bool((output == run * 37 % 256).all()) for output in outputs)
+        del outputs
+
+
+def test_memory_that_was_not_poisoned_is_noticed(gpu: None) -> None:
+    before = torch.empty(10, device="cuda")
+    memory = PoisonedBlocks([before])
+    memory.poison(0)
+    with pytest.raises(WrongMemory, match="does not lie"):
+        memory.check([before])
+
+
+def test_the_load_runs_beside(gpu: None) -> None:
+    load = bitwise_load.Load()
+    x = torch.zeros(2**26, device="cuda")
+    for _ in range(50):
+        load()
+        x.add_(1)
+    assert load.busy_share() > bitwise._LOAD_SHARE
+
+
+def test_repeat_catches_what_is_left_unwritten(gpu: None) -> None:
+    assert bitwise.repeat(lambda: (torch.zeros(100, device="cuda"),), ["out"], 5) == ""
+    assert "4 of 4 runs" in bitwise.repeat(lambda: (torch.empty(100, device="cuda"),), ["out"], 5)
+

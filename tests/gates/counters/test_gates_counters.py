@@ -1,0 +1,263 @@
+"""The gate `counters` without a GPU: what is read, what counts as exact, what is a finding, and why it did not run."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from dhp_safe_fa.gates import tools
+from dhp_safe_fa.gates.counters import gate as counters
+from dhp_safe_fa.gates.counters import ncu as counters_ncu
+from dhp_safe_fa.gates.counters.ncu import Count, Request
+from dhp_safe_fa.gates.verdict import FAIL, INVALID, PASS, ControlOutcome
+
+EXACT = "smsp__thread_inst_executed_pred_on.sum"
+WITHIN = "l1tex__m_l1tex2xbar_write_sectors.sum"
+RIGHT = [ControlOutcome("loop_bound", "caught", "something")]
+
+
+def ncu_log(metrics: list[str], rows: list[tuple[str, str, list[str]]]) -> str:
+    """What ncu writes: rows of (NVTX message, kernel, cells)."""
+    out = io.StringIO()
+    writer = csv.writer(out, quoting=csv.QUOTE_ALL, lineterminator="\n")
+    writer.writerow(["ID", counters_ncu._NVTX, "Kernel Name", "device__attribute_chip", *metrics])
+    writer.writerow([""] * (4 + len(metrics)))
+    for number, (message, kernel, cells) in enumerate(rows):
+        writer.writerow([number, f'1  "<default domain>:{message}:none:none:none"', kernel, "384", *cells])
+    return f"==PROF== Connected to process 1 (/usr/bin/python3)\n{out.getvalue()}==PROF== Disconnected\n"
+
+
+# ---- reading what ncu says -------------------------------------------------------------------------------------------
+
+
+def test_rows_are_read() -> None:
+    log = ncu_log(
+        [counters.OPCODES, counters.REGISTERS, counters.TIME],
+        [("dhp:12:", "attn", ["1,096 (FFMA: 1,000; MUFU.EX2: 96)", "165 (0: 165)", "2,528.5"])],
+    )
+    ((number, kernel, values),) = counters_ncu.read_rows(log, [counters.OPCODES, counters.REGISTERS, counters.TIME])
+    assert (number, kernel) == (12, "attn")
+    assert values == {
+        counters.OPCODES: 1096,
+        f"{counters.OPCODES}:FFMA": 1000,
+        f"{counters.OPCODES}:MUFU.EX2": 96,
+        counters.REGISTERS: 165,
+        counters.TIME: 2528.5,
+    }
+
+
+def test_nothing_counted_is_no_row() -> None:
+    assert counters_ncu.read_rows("==WARNING== No kernels were profiled.\n", [EXACT]) == []
+
+
+@pytest.mark.parametrize(
+    ("metrics", "message", "cell", "cause"),
+    [
+        ([EXACT, "no__such.sum"], "dhp:0:", "1", r"ncu does not know no__such\.sum"),
+        ([EXACT], "something else", "1", "outside of every NVTX range"),
+        ([EXACT], "dhp:0:", "n/a", f"'n/a' for {EXACT}"),
+    ],
+)
+def test_unreadable_rows(metrics: list[str], message: str, cell: str, cause: str) -> None:
+    with pytest.raises(tools.NotRun, match=cause):
+        counters_ncu.read_rows(ncu_log([EXACT], [(message, "attn", [cell])]), metrics)
+
+
+def test_kernels_of_one_call_are_combined() -> None:
+    step = {"name": "sdpa-cudnn", "label": "shape", "data": "zeros"}
+    rows = [
+        (0, "first", {EXACT: 3.0, counters.REGISTERS: 100.0, f"{counters.OPCODES}:FFMA": 1.0}),
+        (0, "second", {EXACT: 4.0, counters.REGISTERS: 64.0, f"{counters.OPCODES}:FFMA": 2.0}),
+    ]
+    (count,) = counters_ncu.combine([step], rows)
+    assert count.kernels == ("first", "second")
+    assert count.values == {EXACT: 7, counters.REGISTERS: 100, f"{counters.OPCODES}:FFMA": 3}
+
+
+def test_a_call_that_was_not_counted_is_not_run() -> None:
+    with pytest.raises(tools.NotRun, match=r"no kernel of bank_conflict \(leak, zeros\)"):
+        counters_ncu.combine([{"name": "bank_conflict", "label": "leak", "data": "zeros"}], [])
+
+
+# ---- exactness and findings ------------------------------------------------------------------------------------------
+
+
+def counts(metric: str, *runs: tuple[str, float], name: str = "attn", label: str = "shape") -> list[Count]:
+    return [Count(name, label, data, ("kernel",), {metric: value}) for data, value in runs]
+
+
+@pytest.mark.parametrize(
+    ("runs", "is_exact", "is_equal"),
+    [
+        ((("zeros", 5), ("zeros", 5), ("normal", 5)), True, True),
+        ((("zeros", 5), ("zeros", 5), ("normal", 6)), True, False),
+        ((("zeros", 5), ("zeros", 6), ("normal", 5)), False, False),
+    ],
+)
+def test_exact_and_equal(runs: tuple[tuple[str, float], ...], is_exact: bool, is_equal: bool) -> None:
+    seen = counters.study(counts(EXACT, *runs))[EXACT]
+    assert (seen.is_exact, seen.is_equal) == (is_exact, is_equal)
+
+
+def test_spreads() -> None:
+    seen = counters.study(counts(counters.TIME, ("a", 90), ("a", 110), ("b", 200), ("b", 200)))[counters.TIME]
+    assert (seen.aa_percent, seen.value) == (20, 150)
+    assert seen.classes_percent == pytest.approx(100 * 100 / 150)
+    assert seen.by_class == {"a": 100, "b": 200}
+
+
+def test_an_opcode_that_a_run_lacks_is_a_difference() -> None:
+    opcode = f"{counters.OPCODES}:CALL"
+    runs = [Count("a", "s", "zeros", ("k",), {}), Count("a", "s", "normal", ("k",), {opcode: 4.0})]
+    (finding,) = counters.findings(counters.study(runs), set())
+    assert finding == f"{opcode}: 0 (zeros) to 4 (normal)"
+
+
+@pytest.mark.parametrize(
+    ("metric", "runs", "finding"),
+    [
+        (EXACT, (("zeros", 5), ("zeros", 5), ("normal", 6)), f"{EXACT}: 5 (zeros) to 6 (normal)"),
+        (EXACT, (("zeros", 5), ("zeros", 6), ("normal", 50)), ""),
+        (counters.INSTRUCTIONS, (("zeros", 99), ("zeros", 101), ("normal", 100)), "varies by 2 %"),
+        (WITHIN, (("zeros", 100), ("zeros", 101), ("normal", 103)), ""),
+        (WITHIN, (("zeros", 100), ("zeros", 101), ("normal", 110)), "100 (zeros) to 110 (normal)"),
+        (counters.TIME, (("zeros", 5), ("zeros", 5), ("normal", 50)), ""),
+    ],
+)
+def test_findings(metric: str, runs: tuple[tuple[str, float], ...], finding: str) -> None:
+    seen = counters.study(counts(metric, *runs))
+    found = counters.findings(seen, counters.inexact([seen]))
+    assert len(found) == bool(finding)
+    assert finding in "".join(found)
+
+
+def planted(name: str, leak: float, clean: float = 5) -> list[Count]:
+    return [
+        *counts(EXACT, ("zeros", 5), ("zeros", 5), ("large", leak), name=name, label="leak"),
+        *counts(EXACT, ("zeros", 5), ("zeros", 5), ("large", clean), name=name, label="clean"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("expects", "leak", "clean", "problem"),
+    [
+        ("caught", 6, 5, ""),
+        ("caught", 5, 5, "was not seen"),
+        ("caught", 6, 6, "clean twin failed"),
+        ("blind", 5, 5, ""),
+        ("blind", 6, 5, "where nothing was expected"),
+        ("may", 5, 5, ""),
+        ("may", 6, 5, ""),
+    ],
+)
+def test_controls_are_judged(expects: str, leak: float, clean: float, problem: str) -> None:
+    (outcome,) = counters.judge_controls(planted("one", leak, clean), {"one": expects})
+    assert problem in outcome.problem and bool(outcome.problem) == bool(problem)
+
+
+def test_noise_in_any_clean_twin_is_noise_in_all() -> None:
+    noisy = counts(EXACT, ("zeros", 5), ("zeros", 6), name="other", label="clean")
+    other = [*noisy, *counts(EXACT, ("zeros", 5), name="other", label="leak")]
+    first, _ = counters.judge_controls([*planted("one", 6), *other], {"one": "caught", "other": "blind"})
+    assert first.problem == "the planted leak was not seen"
+
+
+def test_a_control_without_runs_is_an_error() -> None:
+    with pytest.raises(KeyError):
+        counters.judge_controls([], {"one": "caught"})
+
+
+def subject_runs(value: float) -> tuple[list[Count], list[Count]]:
+    base = {metric: 5.0 for metric in (*counters.DEMANDED, *counters.CANDIDATES)}
+    often = [Count("attn", "shape", data, ("kernel",), dict(base)) for data in ("zeros", "zeros")]
+    often.append(Count("attn", "shape", "normal", ("kernel",), {**base, EXACT: value}))
+    return often, counts(counters.TIME, ("zeros", 100), ("zeros", 102), ("normal", 110))
+
+
+@pytest.mark.parametrize(
+    ("value", "controls", "verdict"),
+    [
+        (5, RIGHT, PASS),
+        (6, RIGHT, FAIL),
+        (6, [ControlOutcome("loop_bound", "caught", "nothing", "the planted leak was not seen")], INVALID),
+        (5, [], INVALID),
+    ],
+)
+def test_verdict(value: float, controls: list[ControlOutcome], verdict: str) -> None:
+    result = counters.judge_subject("attn", *subject_runs(value), controls)
+    assert result.verdict == verdict
+    assert len(result.problems) == (value != 5)
+    assert result.figures["differ"] == (value != 5)
+    assert result.figures["kernels"] == ["kernel"]
+    assert result.figures["time: classes (A/A)"] == "8.5 (2.0) %"
+    json.dumps(result.as_json())
+
+
+def test_every_class_and_an_aa_pair_are_run() -> None:
+    for extent in (counters.QUICK, counters.FULL):
+        assert set(extent.data) == set(counters.inputs.CLASSES)
+        for data in (extent.data, extent.data_once, extent.control_data):
+            assert len(set(data)) < len(data)
+
+
+# ---- running ncu: one that is made of Python -------------------------------------------------------------------------
+
+
+def fake_ncu(folder: Path, body: str) -> Path:
+    """A program that is called like ncu; body has argv, log (a path) and request (the content of the request)."""
+    path = folder / "ncu"
+    path.write_text(
+        f"#!{sys.executable}\nimport json, sys\nfrom pathlib import Path\nargv = sys.argv\n"
+        "log = Path(argv[argv.index('--log-file') + 1])\nrequest = json.loads(Path(argv[-1]).read_text())\n" + body
+    )
+    path.chmod(0o755)
+    return path
+
+
+REQUEST = Request((EXACT,), ("attn",), 1, ("zeros",))
+
+
+def test_ncu_is_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = ncu_log([EXACT], [("dhp:0:", "kernel", ["1,234"])])
+    steps = [{"name": "attn", "label": "shape", "data": "zeros"}]
+    body = f"log.write_text({text!r})\nPath(request['steps']).write_text({json.dumps(steps)!r})\nprint('1 attn')\n"
+    ncu = fake_ncu(tmp_path, body + f"assert '{EXACT}' in argv and request['subjects'] == ['attn']\n")
+    monkeypatch.setattr(counters_ncu, "find_ncu", lambda: ncu)
+    told: list[tuple[int, str]] = []
+    assert counters_ncu.measure(REQUEST, lambda done, what: told.append((done, what))) == [
+        Count("attn", "shape", "zeros", ("kernel",), {EXACT: 1234})
+    ]
+    assert told == [(1, "attn")]
+
+
+@pytest.mark.parametrize(
+    ("body", "cause"),
+    [
+        ("log.write_text('==ERROR== ERR_NVGPUCTRPERM - The user does not have permission')\nsys.exit(1)", "permission"),
+        ("log.write_text('==ERROR== Failed to find metric x')\nsys.exit(1)", "ncu failed: Failed to find metric x"),
+        ("print('Traceback\\nRuntimeError: no', file=sys.stderr)\nsys.exit(3)", "ncu failed: RuntimeError: no"),
+        ("sys.exit(3)", "ncu failed: exit code 3"),
+        ("pass", "ncu failed: exit code 0"),
+    ],
+)
+def test_ncu_fails(body: str, cause: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ncu = fake_ncu(tmp_path, body)
+    monkeypatch.setattr(counters_ncu, "find_ncu", lambda: ncu)
+    with pytest.raises(tools.NotRun, match=cause):
+        counters_ncu.measure(REQUEST, lambda done, what: None)
+
+
+def test_without_ncu_it_is_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tools, "_candidates", lambda name: iter(()))
+    monkeypatch.setattr(counters_ncu, "INSTALLED", tmp_path)
+    with pytest.raises(tools.NotRun, match="Nsight Compute"):
+        counters_ncu.find_ncu()
+    own = tmp_path / "2025.3.1" / "ncu"
+    own.parent.mkdir()
+    own.touch()
+    assert counters_ncu.find_ncu() == own

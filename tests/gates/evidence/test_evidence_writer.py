@@ -1,0 +1,251 @@
+"""What `make evidence` stores of the gates' runs, when it refuses to, and that no failure leaves half a file."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from evidence_samples import HELD, KERNELS, LISTINGS, gate_result, some_content, some_run
+
+from dhp_safe_fa import _inspect, evidence
+from dhp_safe_fa.gates import cli, tools
+from dhp_safe_fa.gates.evidence import commands as audits
+from dhp_safe_fa.gates.evidence import writer as evidence_writer
+from dhp_safe_fa.gates.evidence.writer import Refused, assemble, require_clean_build
+
+
+def test_every_kernel_has_its_hashes_and_gates() -> None:
+    content = some_content()
+    assert list(content["kernels"]) == ["abc", "def"]
+    kernel = content["kernels"]["abc"]
+    assert (kernel["cubin_sha256"], kernel["listing_sha256"]) == (HELD["abc"], LISTINGS["abc"])
+    assert (kernel["registers"], kernel["spill_bytes"]) == (168, 0)
+    assert list(kernel["gates"]) == list(evidence.GATES)
+    assert kernel["gates"]["sass"]["figures"]["indirect_branches"] == 3
+    assert kernel["gates"]["timing"]["figures"] == {"runs": 7}
+    assert kernel["gates"]["timing"]["controls"] == {"right": 1, "of": 1}
+    assert content["environment"]["driver"] == "580.1" and evidence_writer.verdict(content) == "PASS"
+
+
+def test_the_same_runs_make_the_same_bytes(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        evidence_writer.write(some_content(), tmp_path / name)
+    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b"]
+
+
+def test_one_run_for_each_kernel() -> None:
+    merged = assemble([some_run(("abc",)), some_run(("def",))], KERNELS, LISTINGS)
+    assert merged["kernels"] == some_content()["kernels"] and len(merged["runs_sha256"]) == 2
+
+
+def test_a_verdict_that_is_no_pass_is_stored() -> None:
+    run = some_run()
+    run["counters"][0] = gate_result("counters", "abc", "FAIL")
+    content = assemble([run], KERNELS, LISTINGS)
+    assert evidence_writer.verdict(content) == "FAIL"
+    assert content["kernels"]["abc"]["gates"]["counters"]["problems"] == ["counters found something"]
+
+
+def test_a_gate_that_could_not_run_is_so_for_every_kernel() -> None:
+    run = some_run()
+    run["timing"] = [gate_result("timing", "shipped kernels", "NOT RUN")]
+    content = assemble([run], KERNELS, LISTINGS)
+    assert {kernel["gates"]["timing"]["verdict"] for kernel in content["kernels"].values()} == {"NOT RUN"}
+
+
+def test_bulk_is_left_out_by_name(tmp_path: Path) -> None:
+    run = some_run()
+    run["timing"][0] = gate_result("timing", "abc", "FAIL", samples=list(range(10_000)), classes={"a": 1})
+    run["timing"][0]["problems"] *= 30
+    short = assemble([run], KERNELS, LISTINGS)["kernels"]["abc"]["gates"]["timing"]
+    assert short["figures"] == {"runs": 7, "classes": {"a": 1}} and short["left_out"] == ["samples"]
+    assert len(short["problems"]) == 8 and short["more_problems"] == 22
+
+
+def test_counts_are_kept_whole_and_opcodes_are_not(tmp_path: Path) -> None:
+    spread = {"value": 1.25, "aa_percent": 0.123456789}
+    seen = {"inst": {"value": 123456789.0}, "inst:FADD": {"value": 5.0}, "l2": spread}
+    figures = {"counted": {"1,16": seen}, "studies": [{"study": "s", "percentiles_ns": {"a": [1.0] * 101}}]}
+    kept = evidence_writer.compact(gate_result("counters", "abc", **figures))["figures"]
+    assert kept["counted"] == {"1,16": {"inst": 123456789, "l2": {"value": 1.25, "aa_percent": 0.12346}}}
+    assert kept["studies"] == [{"study": "s"}]
+
+
+def test_more_is_left_out_until_the_file_is_small_enough(tmp_path: Path) -> None:
+    run = some_run()
+    for gate in evidence.GATES[1:]:
+        for result in run[gate]:
+            result["figures"] |= {f"table {n}": [n] * (300 * n) for n in range(1, 8)}
+    content = assemble([run], KERNELS, LISTINGS)
+    evidence_writer.write(content, tmp_path / "e.json")
+    assert 20_000 < (tmp_path / "e.json").stat().st_size < evidence_writer.MAX_BYTES
+    kept = content["kernels"]["abc"]["gates"]["timing"]
+    assert "table 1" in kept["figures"] and kept["left_out"][-1] == "table 7"
+
+
+def test_numbers_that_json_lacks_are_words(tmp_path: Path) -> None:
+    run = some_run()
+    run["timing"][0]["figures"]["effect"] = float("nan")
+    evidence_writer.write(assemble([run], KERNELS, LISTINGS), tmp_path / "e.json")
+    assert evidence.load(tmp_path / "e.json").kernels["abc"]["gates"]["timing"]["figures"]["effect"] == "NaN"
+
+
+# ---- refused ---------------------------------------------------------------------------------------------------------
+
+
+def broken(what: str) -> list[dict[str, Any]]:
+    run = some_run()
+    if what == "gpu":
+        return [some_run(gpu=None)]
+    if what == "driver":
+        return [some_run(("abc",)), some_run(("def",), driver="581.0")]
+    if what == "kernels":
+        return [some_run(kernels={**HELD, "def": "e" * 64})]
+    if what == "sass of another cubin":
+        run["sass"][1]["cubin_sha256"] = "e" * 64
+    elif what == "timing twice":
+        run["timing"] += [gate_result("timing", "abc")]
+    else:
+        run["bitwise"].pop()
+    return [run]
+
+
+@pytest.mark.parametrize(
+    ("what", "sentence"),
+    [
+        ("gpu", "without a GPU"),
+        ("driver", "the runs differ in driver"),
+        ("kernels", "other kernels than this build holds"),
+        ("sass of another cubin", "def: 1 results of the gate sass about this cubin"),
+        ("timing twice", "abc: 2 results of the gate timing"),
+        ("no bitwise", "def: 0 results of the gate bitwise"),
+    ],
+)
+def test_refused(what: str, sentence: str) -> None:
+    with pytest.raises(Refused, match=sentence):
+        assemble(broken(what), KERNELS, LISTINGS)
+
+
+def test_too_large_is_refused_and_nothing_written(tmp_path: Path) -> None:
+    path = tmp_path / "evidence.json"
+    path.write_text("old")
+    content = some_content()
+    content["environment"]["note"] = "x" * evidence_writer.MAX_BYTES
+    with pytest.raises(Refused, match="at most 100000 are stored"):
+        evidence_writer.write(content, path)
+    assert path.read_text() == "old" and list(tmp_path.iterdir()) == [path]
+
+
+def test_failure_while_writing_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "evidence.json"
+    path.write_text("old")
+
+    def full(*_: object) -> None:
+        raise OSError("disk is full")
+
+    monkeypatch.setattr("os.replace", full)
+    with pytest.raises(OSError, match="disk is full"):
+        evidence_writer.write(some_content(), path)
+    assert path.read_text() == "old" and list(tmp_path.iterdir()) == [path]
+
+
+@pytest.fixture
+def build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """A build folder whose one cubin is what the library holds."""
+    monkeypatch.setattr(evidence_writer, "ROOT", tmp_path)
+    folder = tmp_path / "build" / "cubins"
+    folder.mkdir(parents=True)
+    (folder / "abc.cubin").write_bytes(b"code")
+    return {"abc": "5694d08a2e53ffcae0c3103e5ad6f6076abd960eb1f8a56577040bc1028f702b"}  # sha256sum of "code"
+
+
+def test_clean_build(build: dict[str, str]) -> None:
+    require_clean_build(build, dirty=False)
+    require_clean_build(build, dirty=None)
+
+
+@pytest.mark.parametrize(
+    ("kernels", "dirty", "sentence"),
+    [
+        ({}, False, "holds no GPU kernel"),
+        ({"abc": "0" * 64}, False, "abc: the library holds another cubin"),
+        ({"xyz": "0" * 64}, None, "xyz: the library holds another cubin"),
+    ],
+)
+def test_other_builds_are_refused(
+    build: dict[str, str], kernels: dict[str, str], dirty: bool | None, sentence: str
+) -> None:
+    with pytest.raises(Refused, match=sentence):
+        require_clean_build(kernels, dirty)
+
+
+def test_uncommitted_sources_are_refused(build: dict[str, str]) -> None:
+    with pytest.raises(Refused, match="sources differ from the commit"):
+        require_clean_build(build, dirty=True)
+
+
+# ---- the command -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A build that is clean and holds the made-up kernels."""
+    monkeypatch.setattr(evidence_writer, "require_clean_build", lambda *_: None)
+    monkeypatch.setattr(_inspect, "kernels", lambda: KERNELS)
+    monkeypatch.setattr(_inspect, "cubin", lambda name: name.encode())
+    monkeypatch.setattr(evidence_writer, "listing_digest", lambda cubin: LISTINGS[cubin.decode()])
+
+
+@pytest.mark.parametrize(("verdict", "code"), [("PASS", 0), ("FAIL", 1), ("INVALID", 2)])
+def test_command_stores_a_run(anywhere: None, verdict: str, code: int, tmp_path: Path) -> None:
+    run = some_run()
+    run["counters"][0] = gate_result("counters", "abc", verdict)
+    (tmp_path / "run.json").write_text(json.dumps(run))
+    out = tmp_path / "evidence.json"
+    assert cli.main(["evidence", "--from", str(tmp_path / "run.json"), "--output", str(out)]) == code
+    status = evidence.compare(evidence.load(out), HELD)
+    assert status.state == ("fresh" if verdict == "PASS" else "stale")
+
+
+def test_command_runs_all_gates(anywhere: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+    monkeypatch.setattr("dhp_safe_fa.gates.subjects.require_gpu", lambda: None)
+    monkeypatch.setattr(audits, "LAST_RUN", tmp_path / "build" / "run.json")
+    monkeypatch.setattr(cli, "run_all", lambda arguments, screen: (asked.append(arguments), ("PASS", some_run()))[1])
+    out = tmp_path / "evidence.json"
+    assert cli.main(["evidence", "--output", str(out), "--quick", "timing"]) == 0
+    assert [(a.quick, a.kernel, a.peer) for a in asked] == [(["timing"], None, None)]
+    assert json.loads(out.read_text())["quick"] == ["timing"]
+    assert evidence.load(out).kernels == some_content()["kernels"]
+    assert json.loads(audits.LAST_RUN.read_text()) == {**some_run(), "quick": ["timing"]}
+
+
+def test_command_without_a_gpu(
+    anywhere: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert cli.main(["evidence", "--output", str(tmp_path / "evidence.json")]) == 2
+    assert "NOT RUN: no CUDA GPU" in capsys.readouterr().err and list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "{}"])
+def test_command_with_something_else(
+    anywhere: None, text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "x.json"
+    path.write_text(text)
+    assert cli.main(["evidence", "--from", str(path), "--output", str(tmp_path / "evidence.json")]) == 2
+    assert "x.json: is no" in capsys.readouterr().err.replace("\n", "") and list(tmp_path.iterdir()) == [path]
+
+
+def test_listing_digest_is_stable(nvdisasm: None) -> None:
+    kernels = _inspect.kernels()
+    if not kernels:
+        pytest.skip("this build has no GPU kernels (no nvcc was found)")
+    cubin = _inspect.cubin(kernels[0]["name"])
+    assert evidence_writer.listing_digest(cubin) == evidence_writer.listing_digest(cubin)
+    assert str(tools.tempfile.gettempdir()) not in tools.disassemble(cubin)

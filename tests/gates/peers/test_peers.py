@@ -1,0 +1,312 @@
+"""The peers' audit: which machine code is looked at, what a run collects, and the page made of stored results."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from evidence_samples import gate_result, some_run
+
+from dhp_safe_fa.gates import cli, controls, subjects, targets, tools
+from dhp_safe_fa.gates.evidence import writer as evidence_writer
+from dhp_safe_fa.gates.peers import code as peer_code
+from dhp_safe_fa.gates.peers import page as peers_page
+from dhp_safe_fa.gates.peers import run as peers
+from dhp_safe_fa.gates.sass import policy
+from dhp_safe_fa.gates.sass.gate import Cubin, KernelReport
+from dhp_safe_fa.gates.sass.policy import Policy
+from dhp_safe_fa.gates.verdict import GateResult
+
+# ---- machine code ----------------------------------------------------------------------------------------------------
+
+
+def test_demangled_as_a_profiler_prints_it() -> None:
+    mangled = "_Z4fmhaIN7cutlass6half_tELi64ELb1EEvN1m6ParamsE"
+    assert peer_code.demangle(mangled) == "void fmha<cutlass::half_t, 64, true>(m::Params)"
+    assert peer_code.demangle("fmha_cutlassF") == "fmha_cutlassF"
+
+
+def test_only_kernels_that_were_seen() -> None:
+    names = ["_Z1av", "_Z1bv", "plain"]
+    assert peer_code.matching(names, {"a()", "plain", "elementwise"}) == {"_Z1av": "a()", "plain": "plain"}
+    assert peer_code.matching(names, {"_Z1bv"}) == {"_Z1bv": "b()"}
+
+
+def finding(kind: str, *chain: str) -> dict[str, Any]:
+    return {"kind": kind, "instruction": chain[-1], "chain": [{"instruction": text} for text in chain]}
+
+
+def test_findings_are_counted_and_the_shortest_way_is_shown() -> None:
+    findings = [
+        finding("branch", "LDS R0", "FADD R1", "@P0 BRA `(x)"),
+        finding("branch", "LDS R0", "@P1 BRA `(x)"),
+        finding("guarded-arithmetic", "LDS R0", "@!P5 FMUL R1, R1, R1"),
+        finding("guarded-arithmetic", *(f"MOV R{n}" for n in range(9)), "@!P5 FMUL R1, R1, R1"),
+        finding("guarded-arithmetic", "LDS R0", "@P1 UIADD3 UR4"),
+    ]
+    report = KernelReport("k", "ab" * 32, 50, 128, 4, 7, 0, findings, [])
+    found = peer_code.summary(report, "void k()", "lib.so: 1.cubin")
+    assert found["findings"] == {"branch": 2, "guarded-arithmetic": 3}
+    assert found["guarded_opcodes"] == {"FMUL": 2, "UIADD3": 1}
+    assert found["examples"]["branch"] == ["LDS R0", "@P1 BRA `(x)"]
+    assert (found["kernel"], found["predicated_branches"], found["verdict"]) == ("void k()", 7, "FAIL")
+
+
+TWO = """extern "C" __global__ void other(const int *x, int *y) { y[threadIdx.x] = x[threadIdx.x]; }
+__global__ void fmha_cutlassF_gather(const int *x, int *y) { y[threadIdx.x] = x[x[threadIdx.x]]; }
+"""
+
+
+def compiled(folder: Path) -> bytes:
+    nvcc = controls.find_nvcc()
+    if nvcc is None:
+        pytest.skip("nvcc was not found")
+    (folder / "two.cu").write_text(TWO)
+    tools.run([nvcc, "-arch=sm_90a", "-cubin", "-o", folder / "two.cubin", folder / "two.cu"])
+    return (folder / "two.cubin").read_bytes()
+
+
+def test_a_peer_is_audited_by_what_it_ran(tmp_path: Path, nvdisasm: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    cubin = Cubin("", compiled(tmp_path), "lib.so: 7.cubin")
+    monkeypatch.setattr(targets, "from_peer", lambda name: [cubin])
+    seen = ["fmha_cutlassF_gather(int const*, int*)", "void at::native::fill<int>(int)"]
+    found = peer_code.audit_peer("sdpa-efficient", seen, Policy())
+    assert [(k["kernel"], k["cubin"]) for k in found["kernels"]] == [(seen[0], "lib.so: 7.cubin")]
+    assert found["verdict"] == "FAIL" and found["kernels"][0]["findings"] == {"address": 1}
+    public = policy.load(peers.POLICY)
+    assert peer_code.audit_peer("sdpa-efficient", ["other"], public)["verdict"] == "PASS"
+    with pytest.raises(tools.NotRun, match=r"none of the kernels seen to run.*void at::native"):
+        peer_code.audit_peer("sdpa-efficient", seen[1:], Policy())
+
+
+def test_cubins_are_chosen_by_the_kernels_in_them(tmp_path: Path, nvdisasm: None) -> None:
+    nvcc = controls.find_nvcc()
+    if nvcc is None:
+        pytest.skip("nvcc was not found")
+    (tmp_path / "two.cu").write_text(TWO)
+    library = tmp_path / "lib.so"
+    shared = ["-shared", "-cudart", "none", "-Xcompiler", "-fPIC"]
+    try:
+        tools.find("cuobjdump")
+        tools.run([nvcc, "-arch=sm_90a", *shared, "-o", library, tmp_path / "two.cu"])
+    except tools.NotRun as error:
+        pytest.skip(str(error))
+    assert len(targets.from_library(library, "sm_90", "fmha_cutlassF")) == 1
+    with pytest.raises(tools.NotRun, match="no cubin with a kernel that has flash_fwd in its name"):
+        targets.from_library(library, "sm_90", "flash_fwd")
+
+
+def test_a_package_outside_this_environment_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    library = tmp_path / "somewhere" / "lib" / "lib.so"
+    library.parent.mkdir(parents=True)
+    library.touch()
+    (tmp_path / "somewhere" / "__init__.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    assert list(targets._libraries("somewhere/lib/lib.so")) == [library]
+    assert list(targets._libraries("nowhere_at_all/lib.so")) == []
+
+
+# ---- a run -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def hopper(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[Any]]:
+    """A machine with a GPU, flash and efficient, but no FlashAttention-3, and a gate timing that cannot run."""
+    asked: dict[str, list[Any]] = {"gates": []}
+
+    def peer(name: str) -> Any:
+        if name == "fa3":
+            raise tools.NotRun("flash_attn_interface cannot be imported")
+        return SimpleNamespace(name=name, shapes=("1,16,1024,128:full:float16",))
+
+    class Gate:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def run(self, present: Sequence[Any], quick: bool, tell: object) -> list[GateResult]:
+            asked["gates"].append((self.name, [s.name for s in present], quick))
+            if self.name == "timing":
+                raise tools.NotRun("the clock is broken")
+            return [GateResult(self.name, s.name, "FAIL", {"runs": 3}, ["rows differ"]) for s in present]
+
+    monkeypatch.setattr(subjects, "require_gpu", lambda: None)
+    monkeypatch.setattr(subjects, "peer", peer)
+    monkeypatch.setattr(peers.report, "environment", lambda: some_run()["environment"])
+    monkeypatch.setattr(peers, "kernels_seen", lambda subject: [f"{subject.name}_kernel"])
+    monkeypatch.setattr(peers, "importlib", SimpleNamespace(import_module=lambda name: Gate(name.split(".")[2])))
+    monkeypatch.setattr(controls, "load_controls", lambda: None)
+    monkeypatch.setattr(controls, "run_controls", lambda loaded: [])
+    audited = {"verdict": "FAIL", "kernels": [kernel(["k"])]}
+    monkeypatch.setattr(peer_code, "audit_peer", lambda name, seen, rules: audited)
+    return asked
+
+
+def kernel(seen: Sequence[str]) -> dict[str, Any]:
+    return {"kernel": seen[0], "cubin": "lib.so: 1", "cubin_sha256": "ab" * 32, "instructions": 4504, "registers": 255,
+            "spill_bytes": 152, "predicated_branches": 25, "indirect_branches": 0,
+            "findings": {"branch": 10, "guarded-arithmetic": 537}, "guarded_opcodes": {"FMUL": 524},
+            "examples": {"branch": ["LDSM R0", "@!P0 BRA `(.L_x_12)"]}, "unknown_opcodes": [],
+            "verdict": "FAIL"}  # fmt: skip
+
+
+def test_a_run_asks_every_gate_once(hopper: dict[str, list[Any]]) -> None:
+    found = peers.run(["sdpa-flash", "sdpa-efficient", "fa3"], lambda *_: None)
+    both = ["sdpa-flash", "sdpa-efficient"]
+    assert hopper["gates"] == [(gate, both, True) for gate in ("counters", "bitwise", "timing")]
+    verdicts = {name: [peer[gate]["verdict"] for gate in peers_page.GATES] for name, peer in found["peers"].items()}
+    ran = ["FAIL", "FAIL", "FAIL", "NOT RUN"]
+    assert verdicts == {"sdpa-flash": ran, "sdpa-efficient": ran, "fa3": ["NOT RUN"] * 4}
+    assert found["peers"]["fa3"]["sass"]["problems"] == ["flash_attn_interface cannot be imported"]
+    assert found["peers"]["sdpa-flash"]["timing"]["problems"] == ["the clock is broken"]
+    assert found["peers"]["sdpa-flash"]["kernels_seen"] == ["sdpa-flash_kernel"]
+    assert json.loads(json.dumps(found)) == found
+
+
+def test_no_peer_at_all(hopper: dict[str, list[Any]]) -> None:
+    found = peers.run(["fa3"], lambda *_: None)
+    assert hopper["gates"] == [] and "none were run" in peers_page.page(found)
+
+
+def test_machine_code_that_cannot_be_had(hopper: dict[str, list[Any]], monkeypatch: pytest.MonkeyPatch) -> None:
+    def jit(*_: object) -> None:
+        raise tools.NotRun("it generates its kernels when it runs")
+
+    monkeypatch.setattr(peer_code, "audit_peer", jit)
+    sass = peers.run(["sdpa-cudnn"], lambda *_: None)["peers"]["sdpa-cudnn"]["sass"]
+    assert (sass["verdict"], sass["problems"]) == ("NOT RUN", ["it generates its kernels when it runs"])
+
+
+def test_a_wrong_control_makes_the_machine_code_invalid(
+    hopper: dict[str, list[Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wrong = controls.Outcome("spin_loop", "literal", "not caught")
+    monkeypatch.setattr(controls, "run_controls", lambda loaded: [wrong])
+    sass = peers.run(["sdpa-flash"], lambda *_: None)["peers"]["sdpa-flash"]["sass"]
+    assert (sass["verdict"], sass["problems"]) == ("INVALID", ["control spin_loop: not caught"])
+
+
+def test_a_peer_that_refuses_its_shapes_is_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    def attend(*_: object) -> None:
+        raise RuntimeError("No available kernel.\nmore")
+
+    shape = SimpleNamespace(is_causal=False)
+    subject: Any = SimpleNamespace(name="sdpa-cudnn", shapes=(shape,), attend=attend, context=nullcontext)
+    monkeypatch.setattr(peers, "make", lambda *_, **__: (None, None, None))
+    monkeypatch.setattr("torch.profiler.profile", lambda **_: nullcontext())
+    with pytest.raises(tools.NotRun, match=r"sdpa-cudnn does not serve the shapes of this audit: No available k.*\.$"):
+        peers.kernels_seen(subject)
+
+
+def test_the_reviewed_policy_can_be_read() -> None:
+    assert all("lengths" in entry.reason for entry in policy.load(peers.POLICY).entries)
+
+
+# ---- the page --------------------------------------------------------------------------------------------------------
+
+
+def stored_content() -> dict[str, Any]:
+    result = evidence_writer.compact(gate_result("counters", "sdpa-flash", "FAIL", differing=3, spread=0.25))
+    many = {**result, "problems": [f"metric {n}: 471 on zeros, 538 on large" for n in range(8)], "more_problems": 5}
+    absent = evidence_writer.compact(gate_result("bitwise", "sdpa-flash", "NOT RUN"))
+    sass = {"verdict": "FAIL", "kernels": [kernel(["void k<int | bool>()"])], "problems": []}
+    none = {"verdict": "NOT RUN", "kernels": [], "problems": ["it generates its kernels when it runs"]}
+    gates = {"counters": many, "bitwise": absent, "timing": result}
+    return {
+        "schema": peers.SCHEMA,
+        "environment": some_run()["environment"],
+        "peers": {
+            "sdpa-flash": {"shapes": ["1,16,1024,128:full:float16"], "kernels_seen": ["k"], "sass": sass, **gates},
+            "sdpa-cudnn": {"shapes": ["1,16,1024,128:full:float16"], "kernels_seen": ["c"], "sass": none, **gates},
+        },
+    }
+
+
+def test_every_figure_is_on_the_page() -> None:
+    page = peers_page.page(stored_content())
+    assert "Machine: NVIDIA H100, driver 580.1, CUDA 13.0, torch 2.11.0, cuDNN 91900, commit 0123456789" in page
+    assert "| sdpa-flash | FAIL | FAIL | NOT RUN | FAIL |" in page
+    assert "| sdpa-cudnn | NOT RUN | FAIL | NOT RUN | FAIL |" in page
+    assert "| 1 | 4504 | 255 | 152 | 25 | 10 branch, 537 guarded-arithmetic | 0 |" in page
+    assert "- branch: `LDSM R0` → `@!P0 BRA (.L_x_12)`" in page and "524 FMUL" in page
+    assert "| sdpa-flash | 7 | 3 | 0.25 | FAIL |" in page
+    assert "metric 5: 471 on zeros" in page and "metric 6" not in page and "and 7 more" in page
+    assert "- it generates its kernels when it runs" in page
+
+
+def test_tables_have_as_many_cells_as_heads() -> None:
+    content = stored_content()
+    content["peers"]["a | b"] = content["peers"]["sdpa-flash"]
+    tables = re.findall(r"(?:^\|.*\|\n)+", peers_page.page(content), re.MULTILINE)
+    assert len(tables) == 6
+    for table in tables:
+        assert len({len(re.findall(r"(?<!\\)\|", line)) for line in table.splitlines()}) == 1
+
+
+def test_command_merges_stored_runs(tmp_path: Path) -> None:
+    content = stored_content()
+    for number, name in enumerate(content["peers"]):
+        (tmp_path / f"{number}.json").write_text(json.dumps({**content, "peers": {name: content["peers"][name]}}))
+    arguments = ["peers", "--from", str(tmp_path / "0.json"), str(tmp_path / "1.json"), "--output", str(tmp_path)]
+    assert cli.main(arguments) == 0
+    assert json.loads((tmp_path / "peers.json").read_text()) == content
+    assert (tmp_path / "peers.md").read_text() == peers_page.page(content)
+
+
+def test_runs_of_two_machines_are_not_merged() -> None:
+    other = {**stored_content(), "environment": some_run(driver="581.0")["environment"]}
+    with pytest.raises(evidence_writer.Refused, match="differ in driver"):
+        peers.merge([stored_content(), other])
+
+
+def test_a_peer_that_fails_in_a_gate_does_not_stop_the_others(
+    hopper: dict[str, list[Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run(present: Sequence[Any], quick: bool, tell: object) -> list[GateResult]:
+        if any(subject.name == "sdpa-cudnn" for subject in present):
+            raise RuntimeError("no engine for this length\nmore")
+        return [GateResult("bitwise", subject.name, "PASS") for subject in present]
+
+    monkeypatch.setattr(peers, "importlib", SimpleNamespace(import_module=lambda name: SimpleNamespace(run=run)))
+    found = peers.run(["sdpa-flash", "sdpa-cudnn"], lambda *_: None)["peers"]
+    assert found["sdpa-flash"]["bitwise"]["verdict"] == "PASS"
+    cudnn = found["sdpa-cudnn"]["bitwise"]
+    assert (cudnn["verdict"], cudnn["problems"]) == ("NOT RUN", ["RuntimeError: no engine for this length"])
+
+
+def test_command_runs(hopper: dict[str, list[Any]], tmp_path: Path) -> None:
+    assert cli.main(["peers", "--peer", "sdpa-flash", "--output", str(tmp_path)]) == 0
+    content = json.loads((tmp_path / "peers.json").read_text())
+    assert list(content["peers"]) == ["sdpa-flash"]
+    assert (tmp_path / "peers.md").read_text() == peers_page.page(content)
+
+
+@pytest.mark.parametrize("arguments", [["peers", "--output"], ["evidence", "--output"]])
+def test_commands_look_for_their_folder_first(
+    hopper: dict[str, list[Any]], arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main([*arguments, str(tmp_path / "nowhere" / "x")]) == 2
+    assert "--output: cannot write into" in capsys.readouterr().err and hopper["gates"] == []
+
+
+def test_command_without_a_gpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    assert cli.main(["peers", "--output", str(tmp_path)]) == 2
+    assert "NOT RUN: no CUDA GPU" in capsys.readouterr().err and list(tmp_path.iterdir()) == []
+
+
+def test_stored_page_is_made_of_the_stored_run() -> None:
+    """What the repository holds; before the first run it holds neither."""
+    folder = peers.POLICY.parent
+    stored = {path.name for path in folder.glob("peers.*")}
+    assert stored in (set(), {"peers.json", "peers.md"})
+    if stored:
+        content = json.loads((folder / "peers.json").read_text(encoding="utf-8"))
+        assert (folder / "peers.md").read_text(encoding="utf-8") == peers_page.page(content)

@@ -1,0 +1,377 @@
+"""The gate timing with a clock that makes its times up: verdicts, controls, inputs, the picture."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from dhp_safe_fa.gates import cli, controls
+from dhp_safe_fa.gates.inputs import Shape
+from dhp_safe_fa.gates.subjects import Subject
+from dhp_safe_fa.gates.timing import clock as timing_clock
+from dhp_safe_fa.gates.timing import controls as timing_controls
+from dhp_safe_fa.gates.timing import gate as timing
+from dhp_safe_fa.gates.timing import inputs as timing_inputs
+from dhp_safe_fa.gates.timing.clock import Job, Sample
+from dhp_safe_fa.gates.timing.inputs import MATCHED, REFERENCE, SAME
+from dhp_safe_fa.gates.timing.judge import Judged, Study, judge
+from dhp_safe_fa.gates.tools import NotRun
+from dhp_safe_fa.gates.verdict import FAIL, INVALID, PASS, ControlOutcome, GateResult
+
+BLOCKS = 150
+CYCLES, GHZ = 30_000.0, 1.7
+SHAPE = Shape(1, 4, 2, 40, 50, 64, "float16", True)
+
+# What a class adds to the cycles of a launch of some job: (job, class) -> cycles.
+Extra = Callable[[Job, str], float]
+
+
+class FakeClock:
+    """Normal noise of 100 cycles, 0.3 %; frequency: class to a factor of the clock's frequency."""
+
+    def __init__(self, extra: Extra, frequency: dict[str, float] | None = None) -> None:
+        self.extra, self.frequency = extra, frequency or {}
+        self.measured = 0
+
+    def interleaved(self, job: Job, columns: Sequence[str], blocks: int, rng: np.random.Generator) -> Sample:
+        self.measured += 1
+        noise = np.random.default_rng(self.measured).normal(0, 100, (blocks, len(columns)))
+        cycles = CYCLES + noise + [self.extra(job, name) for name in columns]
+        return Sample(cycles / [GHZ * self.frequency.get(name, 1.0) for name in columns], cycles)
+
+    def sustained(self, job: Job, name: str, seconds: float) -> float:
+        return CYCLES / self.frequency.get(name, 1.0)
+
+
+def clock(effects: dict[str, float] | None = None, frequency: dict[str, float] | None = None) -> FakeClock:
+    return FakeClock(lambda _, name: (effects or {}).get(name, 0.0), frequency)
+
+
+def study(name: str = "study", tested: tuple[str, ...] = MATCHED) -> Study:
+    def make() -> Job:
+        return Job(lambda: None, [], dict.fromkeys((REFERENCE, *SAME, *tested), ()))
+
+    return Study(name, make, REFERENCE, SAME, tested)
+
+
+def judged(clock: FakeClock) -> Judged:
+    (one,) = judge([study()], clock, BLOCKS, np.random.default_rng(1))
+    return one
+
+
+# ---- judging ---------------------------------------------------------------------------------------------------------
+
+
+def test_nothing_is_found_where_nothing_is() -> None:
+    fake = clock()
+    one = judged(fake)
+    assert (one.differences, one.invalid, one.clock) == ([], [], [])
+    assert 0.05 < one.detectable_percent < 0.3
+    assert one.detectable_ns == pytest.approx(one.detectable_percent / 100 * CYCLES / GHZ, rel=0.01)
+
+
+@pytest.mark.parametrize("cycles", [-150.0, 150.0])
+def test_a_difference_is_found_by_name_and_measured_again(cycles: float) -> None:
+    fake = clock({"ascending": cycles})
+    one = judged(fake)
+    assert one.differences == ["ascending"] and not one.clock
+    assert fake.measured == 2
+    assert f"ascending: {100 * cycles / CYCLES:+.1f}"[:-1] in one.describe("ascending")
+
+
+def test_a_difference_that_does_not_come_again_is_none() -> None:
+    fake = clock()
+    fake.extra = lambda _, name: 150.0 if name == "descending" and fake.measured == 1 else 0.0
+    one = judged(fake)
+    assert (one.differences, one.unconfirmed) == ([], ["descending"])
+
+
+def test_a_difference_that_changes_its_sign_is_none() -> None:
+    fake = clock()
+    fake.extra = lambda _, name: (150.0 if fake.measured == 1 else -150.0) if name == "descending" else 0.0
+    one = judged(fake)
+    assert (one.differences, one.unconfirmed) == ([], ["descending"])
+
+
+def test_identical_inputs_that_differ_are_no_verdict() -> None:
+    one = judged(clock({"same 2": 150.0}))
+    assert one.invalid == ["same 2"] and one.differences == []
+
+
+def test_less_than_identical_inputs_differ_by_is_no_difference() -> None:
+    one = judged(clock({"same 2": 150.0, "ascending": 100.0}))
+    assert "ascending" not in one.differences
+
+
+def test_a_lower_clock_is_told_from_more_cycles() -> None:
+    one = judged(clock(frequency={"ascending": 0.99}))
+    assert (one.differences, one.clock) == ([], ["ascending"])
+    assert one.first.percent_ns("ascending") == pytest.approx(1.0, abs=0.1)
+    assert one.first.percent("ascending") == pytest.approx(0.0, abs=0.1)
+
+
+def test_many_studies_are_corrected_together() -> None:
+    studies = [study(f"study {i}") for i in range(10)]
+    together = judge(studies, clock({"ascending": 150.0}), BLOCKS, np.random.default_rng(1))
+    alone = judged(clock({"ascending": 150.0}))
+    assert all(one.differences == ["ascending"] for one in together)
+    assert together[0].detectable_percent > alone.detectable_percent
+
+
+# ---- the verdict on a subject ----------------------------------------------------------------------------------------
+
+RIGHT = [ControlOutcome("planted", controls.CAUGHT, "something")]
+WRONG = [ControlOutcome("planted", controls.CAUGHT, "nothing", "the planted leak was not seen")]
+EXTENT = timing.Extent(shapes=1, blocks=BLOCKS, control_blocks=BLOCKS, power_blocks=50, sustained_s=0, repeats=2)
+
+
+@pytest.fixture
+def on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(timing, "matched", partial(timing_inputs.matched, device="cpu"))
+    monkeypatch.setattr(timing, "power", partial(timing_inputs.power, device="cpu"))
+
+
+def subject(name: str) -> Subject:
+    return Subject(name, lambda q, k, v, is_causal: (q,), nullcontext, (name,), (SHAPE, SHAPE))
+
+
+def results(
+    monkeypatch: pytest.MonkeyPatch, fake: FakeClock, outcomes: list[ControlOutcome] = RIGHT
+) -> list[GateResult]:
+    monkeypatch.setattr(timing, "_control_outcomes", lambda *_: outcomes)
+    monkeypatch.setattr(controls, "load_controls", lambda *_: controls.Controls({"planted": "branch"}, []))
+    told: list[tuple[int, int]] = []
+    found = timing.run_on(fake, [subject("a"), subject("b")], EXTENT, lambda _, done, total: told.append((done, total)))
+    assert told == sorted(told) and all(done <= total for done, total in told)
+    return found
+
+
+def test_pass_says_what_would_have_been_found(on_cpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = results(monkeypatch, clock(frequency={"zeros": 1.04, "large": 1.01}))
+    assert [(r.subject, r.verdict, r.problems) for r in found] == [("a", PASS, []), ("b", PASS, [])]
+    figures = found[0].figures
+    assert figures["difference"].startswith("none found at 0.") and " ns)" in figures["difference"]
+    assert figures["by the clock alone"] == "none found"
+    assert figures["power: interleaved %"] == pytest.approx(-3.85, abs=0.2)
+    assert figures["sustained %"] == pytest.approx(-3.85, abs=0.01)
+    assert figures["power"]["zeros"]["interleaved_cycles_percent"] == pytest.approx(0, abs=0.2)
+    json.dumps([r.as_json() for r in found], allow_nan=False)
+
+
+def test_fail_names_class_and_shape(on_cpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = results(monkeypatch, clock({"descending": 200.0}))
+    assert {r.verdict for r in found} == {FAIL}
+    assert found[0].problems[0].startswith(f"{SHAPE}: descending: +0.6")
+    assert found[0].figures["difference"] == "1 found"
+
+
+def test_the_clock_is_reported_and_not_judged(on_cpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = results(monkeypatch, clock(frequency={"descending": 0.99}))
+    assert {r.verdict for r in found} == {PASS}
+    name, percent, _ = found[0].figures["by the clock alone"].split()
+    assert name == "descending" and float(percent) == pytest.approx(1.0, abs=0.1)
+
+
+def test_identical_inputs_that_differ_make_it_invalid(on_cpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = results(monkeypatch, clock({"same 1": 200.0}))
+    assert {r.verdict for r in found} == {INVALID}
+    assert "identical inputs differ" in found[0].problems[0]
+
+
+def test_a_wrong_control_makes_it_invalid(on_cpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert {r.verdict for r in results(monkeypatch, clock(), WRONG)} == {INVALID}
+
+
+def test_the_picture(on_cpu: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    found = results(monkeypatch, clock())
+    timing.plot(found, tmp_path / "times.png")
+    assert (tmp_path / "times.png").read_bytes().startswith(b"\x89PNG")
+    timing.plot([], tmp_path / "none.png")
+    assert not (tmp_path / "none.png").exists()
+
+
+def test_a_picture_that_cannot_be_drawn_spoils_nothing(
+    on_cpu: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    timing.plot(results(monkeypatch, clock()), tmp_path / "times.nonsense")
+    assert "not drawn: " in capsys.readouterr().err
+
+
+# ---- planted controls ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("expects", "leak", "clean", "problem"),
+    [
+        ("caught", 200.0, 0.0, ""),
+        ("caught", 0.0, 0.0, "not seen"),
+        ("caught", 200.0, 200.0, "clean twin failed"),
+        ("blind", 200.0, 0.0, "seen where nothing was expected"),
+        ("may", 0.0, 0.0, ""),
+    ],
+)
+def test_planted_outcome(expects: str, leak: float, clean: float, problem: str) -> None:
+    extra = {"leak": leak, "clean": clean}
+    jobs: dict[int, str] = {}
+
+    def make_study(twin: str) -> Study:
+        job = Job(lambda: None, [], {})
+        jobs[id(job)] = twin
+        return Study(twin, lambda: job, REFERENCE, SAME, ("zeros",))
+
+    fake = FakeClock(lambda job, name: extra[jobs[id(job)]] if name == "zeros" else 0.0)
+    outcome = timing_controls.planted_outcome("x", expects, make_study, fake, BLOCKS, np.random.default_rng(1))
+    assert problem in outcome.problem and bool(outcome.problem) == bool(problem)
+
+
+class FakeDelays:
+    """Delays that take effect in part; a spin notices its end up to 20 cycles late."""
+
+    def __init__(self, effective: float, clean_effective: float = 0.0) -> None:
+        self.effective = {"leak": effective, "clean": clean_effective}
+        self.cycles: dict[int, tuple[str, dict[str, float]]] = {}
+
+    def spun(self, cycles: float) -> float:
+        return float(np.ceil(cycles / 20) * 20)
+
+    def study(self, twin: str, cycles: dict[str, float]) -> Study:
+        job = Job(lambda: None, [], {})
+        self.cycles[id(job)] = (twin, cycles)
+        tested = tuple(name for name in cycles if name in timing_controls.MULTIPLES)
+        return Study(twin, lambda: job, REFERENCE, SAME, tested)
+
+    def extra(self, job: Job, name: str) -> float:
+        twin, cycles = self.cycles[id(job)]
+        return self.effective[twin] * self.spun(cycles[name])
+
+
+def delays(fake: FakeDelays) -> dict[str, ControlOutcome]:
+    outcomes = timing_controls.delay_outcomes(
+        fake,  # type: ignore[arg-type]
+        FakeClock(fake.extra),
+        BLOCKS,
+        np.random.default_rng(1),
+    )
+    return {outcome.name.split()[1]: outcome for outcome in outcomes}
+
+
+def test_delays_of_twice_the_detectable_effect_are_caught() -> None:
+    found = delays(FakeDelays(1.0))
+    assert list(found) == ["0.5x", "1x", "2x", "10x"]
+    assert not any(outcome.problem for outcome in found.values())
+    assert [found[name].expects for name in found] == ["may", "may", "caught", "caught"]
+    assert ": caught, 10x: +" in found["10x"].seen and found["10x"].seen.startswith("planted ")
+
+
+def test_a_clock_that_cannot_see_the_delays_is_noticed() -> None:
+    found = delays(FakeDelays(0.0))
+    assert {name for name in found if found[name].problem} == {"2x", "10x"}
+
+
+def test_a_clean_twin_that_differs_is_noticed() -> None:
+    assert all("clean twin" in outcome.problem for outcome in delays(FakeDelays(1.0, 1.0)).values())
+
+
+def test_what_the_controls_declare() -> None:
+    declared = {path.stem: controls.read_header(path).executing for path in controls.SOURCES.rglob("*.cu")}
+    assert declared[timing_controls.DELAY]["timing"] == controls.CAUGHT
+
+
+# ---- inputs ----------------------------------------------------------------------------------------------------------
+
+
+def scores(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+    """[B, Hq, Sq, Sk]"""
+    return q.float() @ k.float().repeat_interleave(q.size(1) // k.size(1), dim=1).mT
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_matched_classes_hold_the_same_bits(dtype: str) -> None:
+    shape = Shape(2, 4, 2, 30, 40, 64, dtype, False)
+    found = timing_inputs.matched(shape, 1, "cpu")
+    assert list(found) == [REFERENCE, *SAME, *MATCHED]
+    reference = found[REFERENCE]
+    for name, tensors in found.items():
+        for at, (tensor, like) in enumerate(zip(tensors, reference, strict=True)):
+            assert tensor.dtype == shape.torch_dtype and tensor.is_contiguous()
+            if name == "signs permuted":
+                assert torch.equal(tensor.abs(), like.abs()) and not torch.equal(tensor, like)
+                assert torch.equal(tensor.signbit().sum(-1), like.signbit().sum(-1))
+            elif name in (REFERENCE, *SAME) or at == 0:
+                assert torch.equal(tensor, like)
+            else:
+                rows, like_rows = (sorted(t[1, 1].tolist()) for t in (tensor, like))
+                assert rows == like_rows and not torch.equal(tensor, like)
+    assert all(found[name][1].data_ptr() != reference[1].data_ptr() for name in SAME)
+
+
+def test_keys_and_values_move_together() -> None:
+    found = timing_inputs.matched(SHAPE, 1, "cpu")
+    (_, k, v), (_, sorted_k, sorted_v) = found[REFERENCE], found["ascending"]
+    order = [int((k[0, 0] == row).all(-1).nonzero()[0]) for row in sorted_k[0, 0]]
+    assert torch.equal(v[0, 0][order], sorted_v[0, 0])
+
+
+def test_scores_ascend_and_descend_in_every_row() -> None:
+    found = timing_inputs.matched(Shape(1, 4, 2, 30, 400, 64, "float16", False), 1, "cpu")
+    q, up, _ = found["ascending"]
+    rising = scores(q, up)
+    falling = scores(q, found["descending"][1])
+    third = 400 // 3
+    assert (rising[..., :third].mean(-1) < rising[..., -third:].mean(-1)).all()
+    assert torch.equal(found["descending"][1], up.flip(2)) and (falling[..., 0] > falling[..., -1]).all()
+    maximum = rising.cummax(-1).values
+    assert ((maximum[..., -1] - maximum[..., 0]) / 64**0.5).mean() > 10
+
+
+def test_power_classes() -> None:
+    found = timing_inputs.power(SHAPE, 1, "cpu")
+    assert list(found) == [timing_inputs.POWER_REFERENCE, *timing_inputs.POWER]
+    assert not found["zeros"][0].any() and (found["ones"][2] == 1).all()
+    assert all(t.shape == (SHAPE.q if at == 0 else SHAPE.k) for ts in found.values() for at, t in enumerate(ts))
+
+
+# ---- where it cannot run ---------------------------------------------------------------------------------------------
+
+
+def test_without_a_gpu_it_is_not_run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    for options in (["--quick"], ["--full"], ["--kernel", "nope"], ["--peer", "sdpa-flash"]):
+        assert cli.main(["timing", *options]) == 2
+        assert "no CUDA GPU" in capsys.readouterr().out
+
+
+def test_another_gpu_is_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (8, 0))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "another GPU")
+    with pytest.raises(NotRun, match=r"another GPU has compute capability 8\.0"):
+        timing_clock.GpuClock()
+
+
+# ---- on the GPU ------------------------------------------------------------------------------------------------------
+
+
+def test_the_clock_sees_twice_the_work(gpu: None) -> None:
+    buffer = torch.zeros(1, dtype=torch.int64, device="cuda")
+    big = torch.zeros(2**22, device="cuda")
+
+    def make(launches: int) -> Job:
+        def launch() -> None:
+            for _ in range(launches):
+                big.add_(1)
+
+        return Job(launch, [buffer], {REFERENCE: [buffer.clone()]})
+
+    rng = np.random.default_rng(1)
+    one, two = (timing_clock.GpuClock().interleaved(make(n), [REFERENCE], 50, rng) for n in (10, 20))
+    assert 1.5 < np.median(two.ns) / np.median(one.ns) < 2.5
+    assert 0.1 < np.median(one.cycles / one.ns) < 3  # GHz
+

@@ -1,0 +1,176 @@
+"""dhp_safe_fa.sdpa: the signature and the meaning of torch's scaled_dot_product_attention, or one sentence why not."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from harness import Target, max_head_dim, needs_hopper, qkv, same_bits
+from torch import Tensor
+
+import dhp_safe_fa
+
+# Either side rounds; how exact ours is, tests/attention/test_attention.py measures against float64.
+TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2}
+
+
+def assert_is_sdpa(got: Tensor, want: Tensor) -> None:
+    assert got.shape == want.shape and got.dtype == want.dtype
+    torch.testing.assert_close(got, want, rtol=TOLERANCE[want.dtype], atol=TOLERANCE[want.dtype])
+
+
+def test_signature() -> None:
+    """Names, order and defaults as in torch's documentation, which is the only place that has them for a builtin."""
+    documented = re.search(r"scaled_dot_product_attention\((.*?)\)", F.scaled_dot_product_attention.__doc__ or "", re.S)
+    assert documented
+    want = [part.strip() for part in documented.group(1).replace("\n", " ").split(",")]
+    got = [
+        name if parameter.default is inspect.Parameter.empty else f"{name}={parameter.default}"
+        for name, parameter in inspect.signature(dhp_safe_fa.sdpa).parameters.items()
+    ]
+    assert got == [part for part in want if part != "*"]
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("scale", [None, 0.3])
+@pytest.mark.parametrize(("sq", "sk"), [(33, 33), (33, 70), (70, 33), (1, 40)])
+def test_agrees_with_torch(
+    target: Target, rng: torch.Generator, is_causal: bool, scale: float | None, sq: int, sk: int
+) -> None:
+    """Also where Sq and Sk differ: the causal diagonal starts at the first query and the first key."""
+    q, k, v = qkv(rng, target, 2, 4, 4, sq, sk, 64)
+    got = dhp_safe_fa.sdpa(q, k, v, is_causal=is_causal, scale=scale)
+    assert_is_sdpa(got, F.scaled_dot_product_attention(q, k, v, is_causal=is_causal, scale=scale))
+
+
+def test_grouped_heads(target: Target, rng: torch.Generator) -> None:
+    q, k, v = qkv(rng, target, 2, 6, 2, 33, 70, 64)
+    got = dhp_safe_fa.sdpa(q, k, v, enable_gqa=True)
+    assert_is_sdpa(got, F.scaled_dot_product_attention(q, k, v, enable_gqa=True))
+    for call in (dhp_safe_fa.sdpa, F.scaled_dot_product_attention):
+        with pytest.raises(RuntimeError):
+            call(q, k, v)
+
+
+@pytest.mark.parametrize("leading", [(), (4,), (3, 2, 4), (2, 1, 3, 4)], ids=str)
+def test_any_rank(target: Target, rng: torch.Generator, leading: tuple[int, ...]) -> None:
+    q, k, v = (torch.randn(*leading, s, 64, generator=rng).to(target.device, target.dtype) for s in (33, 70, 70))
+    got = dhp_safe_fa.sdpa(q, k, v, is_causal=True)
+    assert_is_sdpa(got, F.scaled_dot_product_attention(q, k, v, is_causal=True))
+    if leading and leading[-1] == 4:
+        k, v = k[..., :2, :, :], v[..., :2, :, :]
+        got = dhp_safe_fa.sdpa(q, k, v, enable_gqa=True)
+        assert_is_sdpa(got, F.scaled_dot_product_attention(q, k, v, enable_gqa=True))
+
+
+def test_arguments_by_position(target: Target, rng: torch.Generator) -> None:
+    q, k, v = qkv(rng, target, 2, 4, 2, 33, 70, 64)
+    want = dhp_safe_fa.sdpa(q, k, v, is_causal=True, scale=0.2, enable_gqa=True)
+    assert same_bits(dhp_safe_fa.sdpa(q, k, v, None, 0.0, True, 0.2, True), want)
+
+
+def test_autocast(device: str, rng: torch.Generator) -> None:
+    q, k, v = (t.float() for t in qkv(rng, Target(device, torch.bfloat16), 2, 4, 4, 33, 70, 64))
+    with torch.autocast(device, dtype=torch.bfloat16):
+        assert dhp_safe_fa.sdpa(q, k, v).dtype == torch.bfloat16
+        assert same_bits(dhp_safe_fa.sdpa(q, k, v), dhp_safe_fa.attention(q, k, v))
+
+
+@pytest.mark.parametrize("rank", [3, 4, 5])
+def test_compile_with_dynamic_shapes(device: str, rng: torch.Generator, rank: int) -> None:
+    torch.compiler.reset()
+    compiled = torch.compile(dhp_safe_fa.sdpa, fullgraph=True, dynamic=True, backend="aot_eager")
+    for length in (33, 50, 70):
+        tensors = qkv(rng, Target(device, torch.float16), 2, 4, 4, length, length + 7, 64)
+        q, k, v = (t[0] if rank == 3 else t[None] if rank == 5 else t for t in tensors)
+        assert same_bits(compiled(q, k, v, is_causal=True), dhp_safe_fa.sdpa(q, k, v, is_causal=True))
+
+
+# ---- what is not served ---------------------------------------------------------------------------------------------
+
+Q = (2, 4, 5, 64)
+REFUSED: dict[str, tuple[Any, Any, dict[str, Any], str]] = {
+    "mask": (Q, Q, {"attn_mask": torch.ones(5, 5, dtype=torch.bool)}, "attn_mask: given; supported: None, .*causal"),
+    "dropout": (Q, Q, {"dropout_p": 0.25}, r"dropout_p: 0\.25; supported: 0"),
+    "negative_scale": (Q, Q, {"scale": -1.0}, "scale: -1; supported: finite"),
+    "infinite_scale": (Q, Q, {"scale": float("inf")}, "scale: inf; supported: finite"),
+    "heads": (Q, (2, 2, 5, 64), {}, "key: 2 heads for 4 query heads; pass enable_gqa=True"),
+    "grouped_heads": (Q, (2, 3, 5, 64), {"enable_gqa": True}, "key: 3 heads for 4 query heads; supported: a divisor"),
+    "no_key_head": (Q, (2, 0, 5, 64), {"enable_gqa": True}, "key: 0 heads for 4 query heads"),
+    "batch": (Q, (1, 4, 5, 64), {}, "batch dimensions differ.*expand"),
+    "rank": (Q, (4, 5, 64), {}, "rank 4 and 3; supported: equal"),
+    "rank_1": ((64,), (64,), {}, "rank 1 and 1; supported: equal, at least 2"),
+    "head_dim": (Q, (2, 4, 5, 32), {}, "key: head_dim 32 differs from query's 64"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_refused(device: str, case: str) -> None:
+    query, key, arguments, words = REFUSED[case]
+    q, k = (torch.zeros(shape, device=device, dtype=torch.float16) for shape in (query, key))
+    with pytest.raises(RuntimeError, match=f"^dhp_safe_fa.sdpa: .*{words}"):
+        dhp_safe_fa.sdpa(q, k, k, **arguments)
+
+
+def test_value_that_is_no_match(device: str) -> None:
+    q = torch.zeros(Q, device=device, dtype=torch.float16)
+    for shape in ((2, 4, 6, 64), (2, 4, 5, 32)):
+        with pytest.raises(RuntimeError, match="value: its shape differs from key's"):
+            dhp_safe_fa.sdpa(q, q, torch.zeros(shape, device=device, dtype=torch.float16))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.int32, torch.complex64, torch.bool], ids=str)
+def test_dtype(device: str, dtype: torch.dtype) -> None:
+    q = torch.zeros(Q, device=device, dtype=dtype)
+    with pytest.raises(RuntimeError, match=f"dtype: {dtype} on {device}; supported: float16, bfloat16"):
+        dhp_safe_fa.sdpa(q, q, q)
+
+
+def test_mixed_dtypes_and_devices(device: str) -> None:
+    q = torch.zeros(Q, device=device, dtype=torch.float16)
+    with pytest.raises(RuntimeError, match=r"dtype: query torch\.float16, key torch\.bfloat16"):
+        dhp_safe_fa.sdpa(q, q.bfloat16(), q)
+    with pytest.raises(RuntimeError, match=f"device: query is on {device}.*value on meta; they must agree"):
+        dhp_safe_fa.sdpa(q, q, q.to("meta"))
+
+
+def test_head_dim(device: str) -> None:
+    limit = max_head_dim(device)
+    q = torch.zeros(1, 1, 2, limit + 8, device=device, dtype=torch.float16)
+    with pytest.raises(RuntimeError, match=f"head_dim {limit + 8}; supported on {device.upper()}: .*{limit}"):
+        dhp_safe_fa.sdpa(q, q, q)
+    assert dhp_safe_fa.sdpa(*(q[..., :limit],) * 3).shape == (1, 1, 2, limit)
+
+
+@needs_hopper
+def test_what_only_cuda_refuses() -> None:
+    q = torch.zeros(Q, device="cuda")
+    with pytest.raises(RuntimeError, match=r"dtype: torch\.float32 on cuda"):
+        dhp_safe_fa.sdpa(q, q, q)
+    with pytest.raises(RuntimeError, match="head_dim 60; supported on CUDA: multiples of 8"):
+        dhp_safe_fa.sdpa(*(q.half()[..., :60],) * 3)
+
+
+def test_layouts() -> None:
+    q = torch.zeros(Q)
+    with pytest.raises(RuntimeError, match="sparse"):
+        dhp_safe_fa.sdpa(q.to_sparse(), q, q)
+    jagged = torch.nested.nested_tensor([torch.zeros(4, 5, 64), torch.zeros(4, 7, 64)], layout=torch.jagged)
+    with pytest.raises(RuntimeError, match="nested"):
+        dhp_safe_fa.sdpa(jagged, jagged, jagged)
+
+
+def test_gradients(target: Target, rng: torch.Generator) -> None:
+    q, k, v = qkv(rng, target, 2, 4, 4, 33, 70, 64)
+    want = dhp_safe_fa.sdpa(q, k, v)
+    for tensor in (q, k, v):
+        tensor.requires_grad_()
+        with pytest.raises(RuntimeError, match=r"requires grad.*no backward.*no_grad"):
+            dhp_safe_fa.sdpa(q, k, v)
+        with torch.no_grad():
+            assert same_bits(dhp_safe_fa.sdpa(q, k, v), want)
+        tensor.requires_grad_(False)
