@@ -1,4 +1,4 @@
-/* test_cpu.c - the CPU kernel's test program, built and run by tests/core/test_core_c.py. Argument: a seed (default 1). */
+/* test_cpu.c - the test program of the CPU kernel, for tests/core/test_core_c.py. Argument: a seed (default 1). */
 #include "test_cpu.h"
 
 #include <stdio.h>
