@@ -78,9 +78,9 @@ class Build(build_ext):
         core = self.extensions[0]
         core.sources.append(str(table.relative_to(ROOT)))
         if nvcc is None:
-            core.sources.append("csrc/cuda/launch_none.c")
+            core.sources.append("csrc/cuda/none.c")
         else:
-            core.sources += ["csrc/cuda/driver.c", "csrc/cuda/launch.c"]
+            core.sources += [f"csrc/cuda/{name}.c" for name in ("driver", "session", "tensor_map")]
             core.include_dirs.append(str(kernels.toolkit_root(nvcc) / "include"))
         version = kernels.nvcc_version(nvcc) if nvcc else ""
         self.extensions[2].define_macros.append(("DHP_NVCC_VERSION", f'"{version}"'))
@@ -138,12 +138,12 @@ setup(
         Extension(
             "dhp_safe_fa.libdhp_fa",
             sources=[
-                "csrc/attention.c",
-                "csrc/error.c",
-                "csrc/plan.c",
-                "csrc/schedule.c",
                 "csrc/cuda/layout.c",
-                *(str(path.relative_to(ROOT)) for path in sorted((ROOT / "csrc" / "cpu").glob("*.c"))),
+                *(
+                    str(path.relative_to(ROOT))
+                    for pattern in ("*.c", "cpu/*.c", "families/*/*.c")
+                    for path in sorted((ROOT / "csrc").glob(pattern))
+                ),
             ],
             depends=DEPENDS,
             include_dirs=["csrc"],

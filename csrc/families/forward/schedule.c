@@ -1,6 +1,6 @@
 /*
- * schedule.c - the host's half of the static schedule: the numbers from which work_of in kernels/attention_fwd.cu finds
- * a CTA's query tiles. Functions of public shape alone.
+ * schedule.c - the host's half of the static schedule: the numbers from which query_tiles.cuh finds a CTA's query tiles.
+ * Functions of public shape alone.
  */
 #include "schedule.h"
 
@@ -18,18 +18,18 @@ static dhp_divisor divisor(int64_t d) {
 
 void dhp_set_schedule(dhp_fwd_params *params, const dhp_attention *args, const dhp_plan *plan) {
   const int64_t *const q = args->q.size;
-  const int64_t packs = q[1] / plan->heads_per_tile;
-  const int64_t ordered_items = plan->items - plan->listed_packs * plan->q_tiles;
-  params->packs = (int32_t)packs;
+  const int64_t groups = q[1] / plan->heads_per_tile;
+  const int64_t ordered_items = plan->items - plan->listed_groups * plan->q_tiles;
+  params->head_groups = (int32_t)groups;
   params->q_tiles = (int32_t)plan->q_tiles;
   params->items = (int32_t)plan->items;
   params->ordered_items = (int32_t)ordered_items;
   params->ordered_rounds = (int32_t)(ordered_items / plan->grid);
   params->ordered_rest = (int32_t)(ordered_items % plan->grid);
-  params->twins = plan->twins;
-  params->listed_packs = (int32_t)plan->listed_packs;
+  params->mirrored = plan->mirrored;
+  params->listed_groups = (int32_t)plan->listed_groups;
   params->by_q_tiles = divisor(plan->q_tiles);
-  params->by_listed_packs = divisor(plan->listed_packs > 0 ? plan->listed_packs : 1);
-  params->by_packs = divisor(packs);
+  params->by_listed_groups = divisor(plan->listed_groups > 0 ? plan->listed_groups : 1);
+  params->by_head_groups = divisor(groups);
   params->by_heads_per_key_head = divisor(q[1] / args->k.size[1]);
 }

@@ -1,11 +1,8 @@
-/* plan.h - how a public shape becomes a launch. */
-#ifndef DHP_PLAN_H
-#define DHP_PLAN_H
+/* plan.h - how a public shape becomes a launch of the forward. */
+#ifndef DHP_FORWARD_PLAN_H
+#define DHP_FORWARD_PLAN_H
 
-#include "dhp_fa.h"
-
-/* Streaming multiprocessors of an H100 or H200 SXM. Only speed depends on it. */
-enum { DHP_MULTIPROCESSORS = 132 };
+#include "../../dhp_fa.h"
 
 /* causal_offset clamped to [-Sq, Sk]: outside of it every query sees no key, or every key, and nothing more changes. */
 int32_t dhp_clamp_offset(const dhp_attention *args);
