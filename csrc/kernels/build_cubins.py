@@ -2,8 +2,8 @@
 
     python csrc/kernels/build_cubins.py [--out build] [--jobs N]
 
-One cubin per kernel of each family (csrc/families) under <out>/cubins/, its intermediate files under <out>/kernels/, and
-<out>/kernels/kernel_table.c, which the host core links. Steps per kernel: wgmma.h is generated, nvcc makes PTX,
+One cubin per kernel of each family (csrc/families) under <out>/cubins/, its intermediate files under <out>/kernels/,
+and <out>/kernels/kernel_table.c, which the host core links. Steps per kernel: wgmma.h is generated, nvcc makes PTX,
 unbranch.py removes the conditional branches, ptxas makes sm_90a machine code with every warning an error. Spills or a
 stack frame stop the build.
 """
@@ -133,7 +133,8 @@ def compile_kernel(family: Family, kernel: Kernel, nvcc: Path, out: Path) -> Cub
         raise BuildError(f"{kernel.name}: ptxas did not report registers and spills:\n{report}")
     if any(int(memory[i]) for i in (1, 2, 3)):
         raise BuildError(f"{kernel.name}: {memory[0]}; a shipped kernel keeps everything in registers")
-    return Cubin(family, kernel, cubin, hashlib.sha256(cubin.read_bytes()).hexdigest(), int(registers[1]), int(memory[2]))
+    sha256 = hashlib.sha256(cubin.read_bytes()).hexdigest()
+    return Cubin(family, kernel, cubin, sha256, int(registers[1]), int(memory[2]))
 
 
 def table_source(cubins: list[Cubin], found: list[Family]) -> str:
@@ -182,7 +183,7 @@ def build(out: Path, jobs: int | None = None) -> Path:
     if nvcc:
         wanted = [(family, kernel) for family in found for kernel in family.kernels]
         with ThreadPoolExecutor(jobs or os.cpu_count()) as pool:
-            cubins = list(pool.map(lambda pair: compile_kernel(*pair, nvcc, out), wanted))
+            cubins = list(pool.map(lambda pair: compile_kernel(pair[0], pair[1], nvcc, out), wanted))
     shipped = {cubin.path for cubin in cubins}
     for old in (out / "cubins").glob("*.cubin"):
         if old not in shipped:

@@ -1,7 +1,8 @@
 """What the build knows of a family of kernels: one source, and the constants that make each of its kernels.
 
-A family is a folder of csrc/families with a file family.py, which defines FAMILY. Nothing else names it: the build finds
-it there, setup.py compiles its C files into the host core, and kernel_table.c gives its code the table of its kernels.
+A family is a folder of csrc/families with a file family.py, which defines FAMILY. Nothing else names it: the build
+finds it there, setup.py compiles its C files into the host core, and kernel_table.c gives its code the table of its
+kernels.
 """
 
 from __future__ import annotations

@@ -5,11 +5,11 @@ from __future__ import annotations
 from families import Family, Kernel
 from wgmma import GROUP_BYTES, header, product
 
-# (head_dim, tile_k, warpgroups, rows, stages, ctas_per_sm, step_cycles). tile_k is fixed for a head_dim: it decides the
-# order of the sums, hence the output bits. More warpgroups in a CTA read k and v less often and take turns at the tensor
-# cores. One alone serves grids too small to fill the GPU otherwise, and with half the rows (the other half of what wgmma
-# computes is unused) still smaller ones: a thread then has half the softmax to compute, which nothing hides there. At
-# head_dim 64 three such CTAs fit a multiprocessor and overlap each other, which suits short sequences.
+# (head_dim, tile_k, warpgroups, rows, stages, ctas_per_sm, step_cycles). tile_k is fixed for a head_dim: it decides
+# the order of the sums, hence the output bits. More warpgroups in a CTA read k and v less often and take turns at the
+# tensor cores. One alone serves grids too small to fill the GPU otherwise, and with half the rows (the other half of
+# what wgmma computes is unused) still smaller ones: a thread then has half the softmax to compute, which nothing hides
+# there. At head_dim 64 three such CTAs fit a multiprocessor and overlap each other, which suits short sequences.
 SHAPES = [
     (64, 128, 1, 32, 6, 1, 1000),
     (64, 128, 1, 64, 2, 3, 3000),

@@ -1,6 +1,6 @@
 /*
- * dealing.cpp - which query tiles the CTAs of a launch compute: work_of of the forward kernel, compiled for the host
- * with the constants of one kernel, asked for every walk of every CTA.
+ * dealing.cpp - which query tiles the CTAs of a launch compute: nth_query_tile of the forward family, compiled for the
+ * host with the constants of one kernel, asked for every query tile of every CTA.
  *
  * Reads calls from standard input, a line each: B Hq Hk Sq Sk D is_causal causal_offset. Of those that the plan gives
  * to this kernel (float16), every query tile has to be computed once, and its numbers of key tiles have to be right.
@@ -13,12 +13,12 @@
 #include <algorithm>
 #include <vector>
 
-#include "simulator.h"
+#include "model.h"
 
 #include "attention_fwd.cu"
 
 extern "C" {
-#include "../../csrc/schedule.h"
+#include "../../../csrc/families/forward/schedule.h"
 }
 
 Index blockIdx, gridDim;
@@ -41,36 +41,37 @@ static dhp_tensor tensor(long long batch, long long heads, long long rows, long 
   return {nullptr, {batch, heads, rows, columns}, {heads * rows * columns, rows * columns, columns, 1}, DHP_FLOAT16};
 }
 
-/* The walks of all CTAs, checked; returns how busy they are kept. */
+/* The query tiles of all CTAs, checked; resteps how busy they are kept. */
 static double check(const Call &c, const dhp_plan &plan, const dhp_fwd_params &p) {
   const int rows_a_tile = plan.kernel->tile_q / plan.heads_per_tile;
-  std::vector<char> computed((size_t)(c.batch * p.packs * plan.q_tiles));
+  std::vector<char> computed((size_t)(c.batch * p.head_groups * plan.q_tiles));
   double longest = 0., all = 0.;
   gridDim.x = (unsigned)plan.grid;
   for (blockIdx.x = 0; blockIdx.x < gridDim.x; blockIdx.x++) {
-    double turns = 0.;
-    work w = work_of(&p, 0);
-    require(w.tiles > 0, "a CTA without work", c);
-    for (int walk = 1; w.tiles > 0; w = work_of(&p, walk++)) {
-      const int64_t pack = w.head / plan.heads_per_tile, tile = w.row / rows_a_tile;
-      require(w.batch >= 0 && w.batch < c.batch && pack >= 0 && pack < p.packs && tile >= 0 && tile < plan.q_tiles,
+    double steps = 0.;
+    query_tile w = nth_query_tile(&p, 0);
+    require(w.key_tiles > 0, "a CTA without work", c);
+    for (int nth = 1; w.key_tiles > 0; w = nth_query_tile(&p, nth++)) {
+      const int64_t group = w.head / plan.heads_per_tile, tile = w.row / rows_a_tile;
+      require(w.batch >= 0 && w.batch < c.batch && group >= 0 && group < p.head_groups && tile >= 0 &&
+                  tile < plan.q_tiles,
               "a query tile that there is not", c);
       require(w.head % plan.heads_per_tile == 0 && w.row % rows_a_tile == 0, "a query tile that begins in between", c);
       require(w.key_head == w.head / p.heads_per_key_head, "another key head", c);
-      char &count = computed[(size_t)((w.batch * p.packs + pack) * plan.q_tiles + tile)];
+      char &count = computed[(size_t)((w.batch * p.head_groups + group) * plan.q_tiles + tile)];
       require(count++ == 0, "a query tile is computed twice", c);
       const int64_t seen_by_first =
           c.is_causal ? std::min<int64_t>(p.seqlen_k, w.row + 1 + p.causal_offset) : p.seqlen_k;
       const int64_t seen_by_last =
           c.is_causal ? std::min<int64_t>(p.seqlen_k, w.row + rows_a_tile + p.causal_offset) : p.seqlen_k;
-      require(w.tiles == std::max<int64_t>(seen_by_last <= 0 ? 1 : ceil_div(seen_by_last, TILE_K), 1),
+      require(w.key_tiles == std::max<int64_t>(seen_by_last <= 0 ? 1 : ceil_div(seen_by_last, TILE_K), 1),
               "the wrong number of key tiles", c);
-      require(w.masked == w.tiles - std::max<int64_t>(seen_by_first, 0) / TILE_K,
+      require(w.masked == w.key_tiles - std::max<int64_t>(seen_by_first, 0) / TILE_K,
               "the wrong number of key tiles under the mask", c);
-      turns += w.tiles + 1.;
+      steps += w.key_tiles + 1.;
     }
-    longest = std::max(longest, turns);
-    all += turns;
+    longest = std::max(longest, steps);
+    all += steps;
   }
   require(std::all_of(computed.begin(), computed.end(), [](char count) { return count == 1; }),
           "a query tile is left out", c);
