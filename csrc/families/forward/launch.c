@@ -6,8 +6,8 @@
 
 #include "../../cuda/session.h"
 #include "../../hopper/chip.h"
+#include "../../mask.h"
 #include "params.h"
-#include "plan.h"
 #include "schedule.h"
 
 #define LOG2_E 1.44269504088896341
@@ -26,7 +26,8 @@ static int log2_of(int power) {
  */
 static dhp_status encode_maps(const dhp_session *session, const dhp_attention *args, const dhp_plan *plan, int rows,
                               dhp_tensor_map maps[3], dhp_error *error) {
-  const int64_t seen = dhp_keys_seen(args), length = seen > 0 ? seen : 1;
+  const dhp_mask mask = dhp_mask_of(args);
+  const int64_t seen = dhp_mask_keys_seen(&mask), length = seen > 0 ? seen : 1;
   const dhp_tensor *const k = seen > 0 ? &args->k : &args->q, *const v = seen > 0 ? &args->v : &args->q;
   const int tile_k = plan->kernel->tile_k;
   dhp_status status =
@@ -37,7 +38,7 @@ static dhp_status encode_maps(const dhp_session *session, const dhp_attention *a
 }
 
 static dhp_fwd_params params_of(const dhp_attention *args, const dhp_plan *plan, int rows) {
-  const int64_t seen = dhp_keys_seen(args);
+  const dhp_mask mask = dhp_mask_of(args);
   /* not 0: a masked score is -inf, and -inf times 0 is NaN */
   const float scale_log2 = fmaxf((float)(args->scale * LOG2_E), FLT_MIN);
   int exponent;
@@ -50,10 +51,10 @@ static dhp_fwd_params params_of(const dhp_attention *args, const dhp_plan *plan,
       .heads = (int32_t)args->q.size[1],
       .heads_per_key_head = (int32_t)(args->q.size[1] / args->k.size[1]),
       .seqlen_q = (int32_t)args->q.size[2],
-      .seqlen_k = (int32_t)(seen > 0 ? seen : 0),
+      .seqlen_k = (int32_t)dhp_mask_keys_seen(&mask),
       .head_dim = (int32_t)args->q.size[3],
       .is_causal = args->is_causal != 0,
-      .causal_offset = dhp_clamp_offset(args),
+      .causal_offset = (int32_t)mask.highest,
       .log2_rows = log2_of(rows),
       .scale = args->scale,
       .scale_log2 = scale_log2,

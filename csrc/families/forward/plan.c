@@ -4,14 +4,13 @@
  * A plan may choose how many query rows, and of how many heads, share a CTA, because that changes no output bit; it may
  * not choose another key tile for a head_dim, because that would. It never looks at a value.
  */
-#include "plan.h"
-
 #include <limits.h>
 
 #include "../../check.h"
 #include "../../error.h"
 #include "../../hopper/chip.h"
 #include "../../kernels/kernel_table.h"
+#include "../../mask.h"
 
 /* The kernels of this family; others never serve a forward. */
 extern const dhp_family dhp_family_forward;
@@ -34,18 +33,6 @@ int dhp_cuda_max_head_dim(void) {
   for (int i = 0; i < dhp_family_forward.count; i++)
     if (dhp_family_forward.kernels[i].head_dim > most) most = dhp_family_forward.kernels[i].head_dim;
   return most;
-}
-
-int32_t dhp_clamp_offset(const dhp_attention *args) {
-  const int64_t low = -args->q.size[2], high = args->k.size[2];
-  const int64_t offset = args->causal_offset;
-  return (int32_t)(offset < low ? low : offset > high ? high : offset);
-}
-
-int64_t dhp_keys_seen(const dhp_attention *args) {
-  if (!args->is_causal) return args->k.size[2];
-  const int64_t seen = args->q.size[2] + dhp_clamp_offset(args);
-  return seen < args->k.size[2] ? seen : args->k.size[2];
 }
 
 static int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
@@ -98,7 +85,8 @@ static double cost_of(const dhp_attention *args, const dhp_kernel_info *kernel) 
   const double per_sm = (double)tiles / DHP_MULTIPROCESSORS;
   const double together = per_sm <= 1. ? 1. : per_sm < kernel->ctas_per_sm ? per_sm : kernel->ctas_per_sm;
   const double crowd = rounds > 1 ? 1. : (1. + together) / (1. + kernel->ctas_per_sm);
-  const double seen = args->is_causal ? ((double)dhp_keys_seen(args) + kernel->tile_q) / 2. : (double)args->k.size[2];
+  const dhp_mask mask = dhp_mask_of(args);
+  const double all = (double)dhp_mask_keys_seen(&mask), seen = args->is_causal ? (all + kernel->tile_q) / 2. : all;
   const double steps = seen / kernel->tile_k + (kernel->ctas_per_sm > 1 ? ENDS_FILLED : ENDS_ALONE);
   return (double)rounds * crowd * steps * kernel->step_cycles;
 }
@@ -143,6 +131,11 @@ dhp_status dhp_plan_attention(const dhp_attention *args, dhp_plan *plan, dhp_err
   const int64_t *const q = args->q.size;
   if (args->q.dtype == DHP_FLOAT32)
     return dhp_fail(error, DHP_UNSUPPORTED, "q: dtype float32; supported on CUDA: float16, bfloat16");
+  const dhp_mask mask = dhp_mask_of(args);
+  if (!dhp_mask_is_prefix(&mask)) /* no mask of today; the kernels count visible keys from key 0 */
+    return dhp_fail(error, DHP_UNSUPPORTED,
+                    "mask: a query sees keys from one after the first on; supported on CUDA: "
+                    "none, or causal with any offset");
   if (dhp_family_forward.count == 0)
     return dhp_fail(error, DHP_NO_GPU, "this build has no GPU kernels: nvcc was not found when it was built");
   const int head_dim = kernel_head_dim(args->q.dtype, q[3]);

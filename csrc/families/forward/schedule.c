@@ -1,6 +1,6 @@
 /*
- * schedule.c - the host's half of the static schedule: the numbers from which query_tiles.cuh finds a CTA's query tiles.
- * Functions of public shape alone.
+ * schedule.c - the host's half of the static schedule: the numbers from which query_tiles.cuh finds a CTA's query
+ * tiles. Functions of public shape alone.
  */
 #include "schedule.h"
 
