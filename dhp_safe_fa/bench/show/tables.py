@@ -1,4 +1,5 @@
-"""A report for the eye: our times, the ratios to the peers, what a call costs the host, and notes on gaps."""
+"""The tables: our times, the ratios to the peers, small shapes alone, sustained runs, what a call costs the host, and
+notes on gaps."""
 
 from __future__ import annotations
 
@@ -8,7 +9,8 @@ from rich.console import Console
 from rich.table import Table
 
 from dhp_safe_fa.bench.cases import Case
-from dhp_safe_fa.bench.results import Report, Result, Stats
+from dhp_safe_fa.bench.results import BEST, Report, Result, Stats
+from dhp_safe_fa.bench.show.summary import summary
 
 # The widest table fits; a narrower terminal wraps its lines, and no figure is cut off.
 MIN_WIDTH = 140
@@ -21,16 +23,24 @@ def make_console() -> Console:
 
 def show(report: Report, console: Console) -> None:
     parts: list[tuple[str, Table]] = []
-    if report.results:
+    if "sustained_s" in report.settings:
+        parts.append(("Sustained: each by itself, with the clock and the power it settles at", sustained_table(report)))
+    elif report.results:
         parts.append(("Ours: median time, ±% from quartile to quartile, accuracy", times_table(report)))
     if report.peers():
         parts.append(("Peer's time / our time: above 1 ours is faster", ratios_table(report)))
+    if small := [r for r in report.results if any(o.alone_us for o in r.outcomes)]:
+        limit = report.settings["alone_below_us"]
+        title = f"Below {limit:g} µs: µs a call back to back / alone, which is between other kernels"
+        parts.append((title, alone_table(report, small)))
     if report.host_us:
         parts.append(("Time of the calling thread for one eager call of a small shape", host_table(report)))
     console.print(headline(report), soft_wrap=True)
     for title, table in parts:
         console.print(f"\n[bold]{title}[/]", table, sep="\n")
     console.print()
+    for line in summary(report):
+        console.print(line, soft_wrap=True, markup=False)
     for note in [*reasons(report), *report.notes]:
         console.print(f"· {note}", soft_wrap=True, markup=False)
 
@@ -41,11 +51,15 @@ def headline(report: Report) -> str:
     parts = [env["device"], f"torch {env['torch']}"]
     if env.get("cuda"):
         parts += [f"CUDA {env['cuda']}", f"cuDNN {env['cudnn']}", f"driver {env['nvidia_smi']['driver_version']}"]
-        parts.append("inputs rotate beyond L2" if settings["cold"] else "inputs stay in place (L2 is warm)")
+        parts.append("inputs rotate beyond L2" if settings.get("cold") else "inputs stay in place (L2 is warm)")
     if env.get("threads"):
         parts.append(f"{env['threads']} threads")
+    parts.append(f"inputs stored \\[{', '.join(settings['layout'])}]")  # rich would take a bare [ for markup
     commit = f"commit {env['commit'][:12]}{' + changes' if env['dirty'] else ''}" if env["commit"] else "no commit"
-    rounds = f"{settings['rounds']} rounds of {settings['sample_ms']:g} ms"
+    if "sustained_s" in settings:
+        rounds = f"{settings['rounds']} turns of {settings['sustained_s']:g} s"
+    else:
+        rounds = f"{settings['rounds']} rounds of {settings['sample_ms']:g} ms"
     return " · ".join([f"dhp_safe_fa {env['dhp_safe_fa']} ({commit})", *parts, rounds])
 
 
@@ -75,9 +89,9 @@ def times_table(report: Report) -> Table:
 
 
 def ratios_table(report: Report) -> Table:
-    """Peer time by our time, a row per case and the geometric mean last."""
+    """Peer time by our time, a row per case and the geometric mean last. The best peer is one that was measured."""
     peers = report.peers()
-    table = _case_table([*peers, "best peer", ""])
+    table = _case_table([*peers, "best measured", ""])
     for result, last in _sections([r for r in report.results if not r.wrong]):
         best = result.best_peer()
         table.add_row(
@@ -87,8 +101,44 @@ def ratios_table(report: Report) -> Table:
             best[0] if best else "",
             end_section=last,
         )
-    means = [_ratio(report.geomean(name)) for name in [*peers, "best"]]
+    means = [_ratio(report.geomean(name)) for name in [*peers, BEST]]
     table.add_row("geometric mean", "", "", *means, "", style="bold")
+    return table
+
+
+def alone_table(report: Report, small: list[Result]) -> Table:
+    """Time back to back and alone, a row per small case and a column per candidate; ratios alone of the best last."""
+    names = ["ours", *report.peers()]
+    table = _case_table([*names, "best alone / ours"])
+    for result, last in _sections(small):
+        outcomes = [result.outcome(name) for name in names]
+        cells = [f"{_us(o.graph_us)} / {_us(o.alone_us)}" if o and o.graph_us else "-" for o in outcomes]
+        measured = [o.name for o in result.outcomes if o.name != "ours" and not o.estimated]
+        ratios = [r for name in measured if (r := result.ratio_alone(name)) is not None]
+        table.add_row(*_case_cells(result.case), *cells, _ratio(min(ratios, default=None)), end_section=last)
+    return table
+
+
+def sustained_table(report: Report) -> Table:
+    """A row per case and candidate; a case that was wrong has one row."""
+    table = _case_table(["", "µs", "±%", "TFLOP/s", "MHz", "W", "FLOP/cycle/SM", "time / ours"])
+    multiprocessors = report.environment["multiprocessors"]
+    for result in report.results:
+        if result.wrong:
+            table.add_row(*_case_cells(result.case), "[bold red]FAIL[/]", end_section=True)
+            continue
+        timed = [o for o in result.outcomes if o.us]
+        for outcome in timed:
+            table.add_row(
+                *(_case_cells(result.case) if outcome is timed[0] else ("", "", "")),
+                outcome.name,
+                *_time_cells(outcome.us),
+                _known(result.tflops(outcome.name)),
+                *(f"{stats.median:.0f}" if stats else "-" for stats in (outcome.clock_mhz, outcome.power_w)),
+                _known(result.flops_per_cycle(outcome.name, multiprocessors)),
+                "" if outcome.name == "ours" else _ratio(result.ratio(outcome.name)),
+                end_section=outcome is timed[-1],
+            )
     return table
 
 
@@ -109,8 +159,13 @@ def reasons(report: Report) -> list[str]:
     lines += [f"{name}: {reason} ({count} of {len(report.results)} cases)" for (name, reason), count in counts.items()]
     if any(not _by_graph(r, o.name) for r in report.results for o in r.outcomes):
         lines.append("e: eager against eager, because a CUDA graph was not possible")
-    if any(name.endswith("~") for name in report.peers()):
-        lines.append("~: estimated, not measured: its ratio to cuDNN in the file of anchors × cuDNN of this run")
+    estimates = [(r, o) for r in report.results for o in r.outcomes if o.estimated]
+    if any(o.basis for _, o in estimates):
+        lines.append("~: estimated, not measured: cuDNN's time in this run by their ratio in bfloat16 in the anchors")
+    if any(o.basis and r.case.dtype != "bfloat16" for r, o in estimates):
+        lines.append("~: float16 is estimated by the ratio in bfloat16 as well")
+    if any(not o.basis for _, o in estimates):
+        lines.append("~: estimated, not measured: by a ratio to cuDNN in an older file of anchors")
     return lines
 
 
@@ -149,6 +204,14 @@ def _ratio(value: float | None, marker: str = "") -> str:
     if value is None:
         return "-"
     return f"[{'green' if value >= 1 else 'red'}]{value:.2f}{marker}[/]"
+
+
+def _us(stats: Stats | None) -> str:
+    return _number(stats.median) if stats else "-"
+
+
+def _known(value: float | None) -> str:
+    return "-" if value is None else _number(value)
 
 
 def _number(value: float) -> str:
