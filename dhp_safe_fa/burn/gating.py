@@ -13,6 +13,7 @@ from typing import Any, Literal
 from dhp_safe_fa import evidence
 from dhp_safe_fa.burn.builds import ROOT
 from dhp_safe_fa.burn.records import Chip, Gate
+from dhp_safe_fa.gates import parts
 
 # Of what speaks against the kernels, a record keeps this much; the gate's own report has all.
 KEPT_CAUSES = 3
@@ -48,7 +49,7 @@ def from_evidence(names: Sequence[Name], cubins: Mapping[str, str], here: Chip) 
     if not evidence.CHECKOUT.is_file():
         raise ValueError("--evidence: there is no audits/evidence.json")
     stored = evidence.load(evidence.CHECKOUT)
-    status = evidence.compare(stored, cubins)
+    status = evidence.compare(stored, cubins, parts.here())
     if status.state != evidence.FRESH:
         raise ValueError(f"--evidence: it does not speak for this build: {status.reasons[0]}")
     gpu, driver = stored.environment.get("gpu"), stored.environment.get("driver")
