@@ -15,7 +15,7 @@ from dhp_safe_fa.burn.measuring import chip
 
 @dataclass(frozen=True)
 class Family:
-    """What a run calls and compares.
+    """What a run calls and compares. A call is one launch: that is how a profile is read (measuring/profiling.py).
 
     Attributes:
         call: of a build, as bench times it: (q, k, v, is_causal) -> out.

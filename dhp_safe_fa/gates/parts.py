@@ -1,7 +1,8 @@
 """What takes part in a verdict, as SHA-256 digests: stored with the evidence, and compared with what is here now.
 
     launch      what plans, schedules and launches: the host core, the shim and the table of kernels as they were built
-                (``_inspect.build_info()["sources"]["launch"]``), and the Python between a caller and the operator
+                (``_inspect.build_info()["sources"]["launch"]``), and the Python between a caller and the operator. The
+                inspection module is among them: by its plan a gate chooses shapes that launch the kernel it means
     controls    the planted leaks, and the step of the build that some go through
     policy      the reviewed exceptions of the gate sass
     shared      the sources that all gates share
@@ -37,8 +38,8 @@ POLICY = next(filter(Path.exists, _POLICIES), _POLICIES[0])
 _JUDGE_NOTHING = ("registry.py", "parts.py")
 # Between a caller and the operator.
 _FRONT = ("__init__.py", "_ops.py")
-# Folders of csrc without a say in what a GPU is given: the CPU path and the inspection module.
-_NO_LAUNCH = ("cpu", "python")
+# The folder of csrc without a say in what a GPU is given.
+_CPU = ("csrc", "cpu")
 _LAUNCH_ENDINGS = (".c", ".h", ".cpp", ".py")
 
 
@@ -67,11 +68,7 @@ def source_files(root: Path) -> list[Path]:
 def of_sources(root: Path) -> dict[str, str]:
     """What setup.py puts into a build: `all` of its sources, and of these what takes part in a `launch`."""
     files = source_files(root)
-    launch = [
-        path
-        for path in files
-        if path.suffix in _LAUNCH_ENDINGS and path.relative_to(root).parts[:2] not in {("csrc", f) for f in _NO_LAUNCH}
-    ]
+    launch = [f for f in files if f.suffix in _LAUNCH_ENDINGS and f.relative_to(root).parts[:2] != _CPU]
     return {"all": digest(files, root), "launch": digest(launch, root)}
 
 
