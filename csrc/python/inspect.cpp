@@ -81,7 +81,8 @@ static py::object plan(const Shape &q, const Shape &k, const std::string &dtype,
 static py::dict build_info() {
   return py::dict("version"_a = DHP_VERSION,
                   "cuda"_a = sizeof(DHP_NVCC_VERSION) > 1 ? py::object(py::str(DHP_NVCC_VERSION)) : py::none(),
-                  "compiler"_a = __VERSION__, "max_head_dim_cuda"_a = dhp_cuda_max_head_dim());
+                  "compiler"_a = __VERSION__, "max_head_dim_cuda"_a = dhp_cuda_max_head_dim(),
+                  "sources"_a = py::dict("all"_a = DHP_SOURCES_DIGEST, "launch"_a = DHP_LAUNCH_DIGEST));
 }
 
 PYBIND11_MODULE(_inspect, m) {
@@ -97,5 +98,8 @@ PYBIND11_MODULE(_inspect, m) {
         "items (query tiles, or two of them), mirrored, heads_per_tile, q_tiles, listed_groups, threads, "
         "shared_bytes; None for an empty "
         "output. ValueError names what is wrong.");
-  m.def("build_info", &build_info, "version, cuda (nvcc's version or None), compiler, max_head_dim_cuda.");
+  m.def(
+      "build_info", &build_info,
+      "version, cuda (nvcc's version or None), compiler, max_head_dim_cuda; sources: SHA-256 of what was built: all of "
+      "csrc and setup.py, and of these what takes part in a launch.");
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import subprocess
 import sys
@@ -11,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from dhp_safe_fa.gates import cli, controls, targets, tools
+from dhp_safe_fa.gates import cli, controls, parts, registry, targets, tools
 from dhp_safe_fa.gates.sass.policy import PolicyError, load
 from dhp_safe_fa.gates.verdict import ControlOutcome, GateResult, Progress, conclude, worst
 
@@ -141,7 +142,7 @@ def test_bad_policy(text: str, tmp_path: Path) -> None:
 
 
 def test_the_reviewed_policy_can_be_read() -> None:
-    load(cli.POLICY)
+    load(parts.POLICY)
 
 
 # ---- not run, invalid ------------------------------------------------------------------------------------------------
@@ -297,7 +298,7 @@ def test_an_executing_gate_on_standard_output(
     assert json.loads(capsys.readouterr().out)[0]["subject"] == "attn"
 
 
-@pytest.mark.parametrize("gate", cli.EXECUTING)
+@pytest.mark.parametrize("gate", registry.EXECUTING)
 def test_an_executing_gate_without_a_gpu(
     gate: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -337,16 +338,32 @@ def test_all(
     verdicts = {"counters": counters, "bitwise": bitwise, "timing": timing}
     assert run_all(file, verdicts, monkeypatch) == code
     content = json.loads(file.read_text())
-    assert list(content) == ["environment", "sass", "counters", "bitwise", "timing"]
+    assert list(content) == ["environment", "how", "sass", "counters", "bitwise", "timing"]
+    quick = ["counters", "bitwise", "timing"]
+    assert content["how"] == {"subjects": "shipped kernels", "quick": quick, "digests": parts.here()}
     assert {"gpu", "driver", "cuda", "torch", "commit", "version"} <= set(content["environment"])
     assert [report["kernel"] for report in content["sass"]] == ["copy"]
     assert content["timing"] == [{"gate": "timing"}]
 
 
+def test_all_says_which_policy_it_was_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its digest, and not that of the reviewed one: `evidence --from` refuses it by that."""
+    copy = targets.Cubin("copy", compile_cubin(tmp_path, LEAKY).read_bytes())
+    monkeypatch.setattr(targets, "shipped", lambda: [copy])
+    monkeypatch.setattr(cli, "run_executing", lambda gate, *_: ("PASS", []))
+    rule = {"effect": "accepted", "kernel": "*", "instruction": "*", "reason": "everything is accepted"}
+    policy, file = tmp_path / "policy.json", tmp_path / "o.json"
+    policy.write_text(json.dumps({"declassifications": [rule]}))
+    assert cli.main(["all", "--policy", str(policy), "--json", str(file)]) == 0
+    how = json.loads(file.read_text())["how"]
+    assert how["digests"]["policy"] == hashlib.sha256(policy.read_bytes()).hexdigest() != parts.of_policy()
+    assert how["quick"] == []
+
+
 def test_all_goes_on_where_sass_cannot_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tools, "_candidates", lambda name: iter(()))
     file = tmp_path / "o.json"
-    assert run_all(file, dict.fromkeys(cli.EXECUTING, "PASS"), monkeypatch) == 2
+    assert run_all(file, dict.fromkeys(registry.EXECUTING, "PASS"), monkeypatch) == 2
     (sass,) = json.loads(file.read_text())["sass"]
     assert sass["verdict"] == "NOT RUN" and "nvdisasm was not found" in sass["problems"][0]
 

@@ -15,6 +15,7 @@ from dhp_safe_fa.bench.peers import one_line
 from .. import controls, report, subjects
 from ..evidence.writer import compact, require_same_machine
 from ..inputs import make
+from ..registry import EXECUTING, NAMES
 from ..sass import policy
 from ..subjects import Subject
 from ..tools import NotRun
@@ -22,7 +23,6 @@ from ..verdict import INVALID, NOT_RUN, Progress, not_run
 from . import code
 
 SCHEMA = "dhp_safe_fa.peers/1"
-EXECUTING = ("counters", "bitwise", "timing")
 POLICY = Path(__file__).resolve().parents[3] / "audits" / "peers_policy.json"
 
 
@@ -54,7 +54,7 @@ def run(names: Sequence[str], tell: Progress) -> dict[str, Any]:
             subject = subjects.peer(name)
             seen = kernels_seen(subject)
         except NotRun as error:
-            absent = {gate: compact(not_run(gate, name, error).as_json()) for gate in ("sass", *EXECUTING)}
+            absent = {gate: compact(not_run(gate, name, error).as_json()) for gate in NAMES}
             found["peers"][name] = {"shapes": [], "kernels_seen": [], **absent}
             continue
         present.append(subject)

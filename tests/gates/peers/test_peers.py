@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from evidence_samples import gate_result, some_run
 
-from dhp_safe_fa.gates import cli, controls, subjects, targets, tools
+from dhp_safe_fa.gates import cli, controls, registry, subjects, targets, tools
 from dhp_safe_fa.gates.evidence import writer as evidence_writer
 from dhp_safe_fa.gates.peers import code as peer_code
 from dhp_safe_fa.gates.peers import page as peers_page
@@ -159,7 +159,7 @@ def test_a_run_asks_every_gate_once(hopper: dict[str, list[Any]]) -> None:
     found = peers.run(["sdpa-flash", "sdpa-efficient", "fa3"], lambda *_: None)
     both = ["sdpa-flash", "sdpa-efficient"]
     assert hopper["gates"] == [(gate, both, True) for gate in ("counters", "bitwise", "timing")]
-    verdicts = {name: [peer[gate]["verdict"] for gate in peers_page.GATES] for name, peer in found["peers"].items()}
+    verdicts = {name: [peer[gate]["verdict"] for gate in registry.NAMES] for name, peer in found["peers"].items()}
     ran = ["FAIL", "FAIL", "FAIL", "NOT RUN"]
     assert verdicts == {"sdpa-flash": ran, "sdpa-efficient": ran, "fa3": ["NOT RUN"] * 4}
     assert found["peers"]["fa3"]["sass"]["problems"] == ["flash_attn_interface cannot be imported"]

@@ -1,4 +1,4 @@
-"""Numbers that were not measured here: the original project's own, reference rows of the log, and peers'."""
+"""Numbers that were not measured here: the original project's own (see milestones.py), and peers'."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import csv
 from dataclasses import dataclass
 from pathlib import Path
 
-from dhp_safe_fa.burn.builds import ROOT
+from dhp_safe_fa.burn.builds.keeping import ROOT
 
 QUOTED = ROOT / "audits" / "iterations_quoted.csv"
 # FlashAttention-3 is estimated from these where it is not installed; they were measured on an H100.

@@ -8,10 +8,14 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from dhp_safe_fa.burn import chip, milestones
-from dhp_safe_fa.burn.quoted import CASE, Quoted
-from dhp_safe_fa.burn.records import GATES, OURS, Chip, LogError, Record, cases_in_common
+from dhp_safe_fa.burn.families import FAMILIES
+from dhp_safe_fa.burn.log import milestones
+from dhp_safe_fa.burn.log.file import LogError
+from dhp_safe_fa.burn.log.quoted import CASE, Quoted
+from dhp_safe_fa.burn.log.records import OURS, Chip, Record, cases_in_common
+from dhp_safe_fa.burn.measuring import chip
 from dhp_safe_fa.burn.verdict import Verdict
+from dhp_safe_fa.gates import registry
 
 COLOURS = {"proceed": "green", "roll back": "red", "undecided": "yellow", None: "dim"}
 _GATE_COLOURS = {"PASS": "green", "FAIL": "red", "INVALID": "yellow", "NOT RUN": "yellow"}
@@ -27,8 +31,11 @@ def show_log(records: Sequence[Record], quoted: Sequence[Quoted], console: Conso
     """A row an iteration, the original project's quoted ones first."""
     table = Table(
         caption="TFLOP/s, × best peer: geometric means over the iteration's own shapes (compare: two, shape by shape)\n"
-        "gates: sass, counters, bitwise, timing; green passed, red failed, yellow gave no verdict, a dot was not run\n"
-        f"quoted: by the original project, at {CASE}; nothing of it was measured here"
+        f"gates: {', '.join(registry.NAMES)}; green passed, red failed, yellow gave no verdict, a dot was not run\n"
+        "iteration: the name that its author gave it; `log NAME` says what was changed and why\n"
+        "stored-COMMIT: that commit's stored benchmark result, imported: it did not go through the loop\n"
+        f"orig.: reported by {milestones.ORIGINAL},\n"
+        f"at {CASE}; nothing of it was measured here, and `log --milestones` says what its numbers mean"
     )
     for column in ("iteration", "date", "commit"):
         table.add_column(column, no_wrap=True)
@@ -58,7 +65,7 @@ def show_log(records: Sequence[Record], quoted: Sequence[Quoted], console: Conso
 
 
 def show_milestones(records: Sequence[Record], console: Console) -> None:
-    table = Table()
+    table = Table(caption=f"milestones: those of {milestones.ORIGINAL};\nits kernels are not here")
     for column in ("milestone", "what", "answered by", "number"):
         table.add_column(column)
     for answer in milestones.answers(records):
@@ -70,7 +77,7 @@ def show_milestones(records: Sequence[Record], console: Console) -> None:
 def show_record(record: Record, console: Console) -> None:
     """Everything about one iteration."""
     commit = record.commit or "not recorded"
-    lines = [f"[bold]{escape(record.name)}[/] · {record.kind} · {record.date} · commit {commit}"]
+    lines = [f"[bold]{escape(record.name)}[/] · {record.kind} · {record.family} · {record.date} · commit {commit}"]
     lines.append(escape(_chip_line(record.chip)) if record.chip else "nothing was run on a GPU")
     if record.source:
         lines.append(f"imported from the stored benchmark result of commit {record.source}")
@@ -97,6 +104,8 @@ def show_comparison(a: Record, b: Record, console: Console) -> None:
     """Two records shape by shape. LogError if their times say nothing about each other."""
     if not a.shapes or not b.shapes:
         raise LogError(f"'{(b if a.shapes else a).name}' has no times: a gate failed, or its output was wrong")
+    if a.family != b.family:
+        raise LogError(f"'{a.name}' is about {a.family}, '{b.name}' about {b.family}: no comparison")
     for what in ("gpu", "driver", "torch"):
         one, other = (getattr(record.chip, what) for record in (a, b))
         if one != other:
@@ -128,7 +137,7 @@ def show_roofline(record: Record, console: Console) -> None:
     for column in ("B,H,S,D", "measured", "tensor", "memory", "exponentials", "highest", "%"):
         table.add_column(column, justify="left" if column == "B,H,S,D" else "right", no_wrap=True)
     for shape in shapes:
-        us, floors = shape.median_us(OURS), chip.floors(shape.parsed, record.chip)
+        us, floors = shape.median_us(OURS), FAMILIES[record.family].floors(shape.parsed, record.chip)
         assert us is not None
         values = (us, floors.tensor, floors.memory, floors.exponentials)
         table.add_row(shape.case, *map(_number, values), floors.name, f"{100 * floors.highest / us:.0f}")
@@ -162,9 +171,9 @@ def _words(record: Record) -> dict[str, str | None]:
 
 
 def _gates(record: Record) -> str:
-    """A letter a gate, s c b t: green passed, red failed, yellow no verdict; a dot: not come to."""
-    by_name = {gate.name: gate for gate in record.gates}
-    letters = [f"[{_GATE_COLOURS[by_name[g].verdict]}]{g[0]}[/]" if g in by_name else "·" for g in GATES]
+    """A letter for each gate that had to pass: green passed, red failed, yellow no verdict; a dot: not come to."""
+    by_name, required = {gate.name: gate for gate in record.gates}, record.required
+    letters = [f"[{_GATE_COLOURS[by_name[g].verdict]}]{g[0]}[/]" if g in by_name else "·" for g in required]
     return "".join(letters) if record.gates else "-"
 
 

@@ -11,8 +11,8 @@ import torch
 
 from dhp_safe_fa.bench import Candidate, Case, Result, Settings, measure
 from dhp_safe_fa.bench.anchors import with_estimate
-from dhp_safe_fa.burn.library import HEADER, LIBRARY, Library
-from dhp_safe_fa.burn.records import AGAIN, OURS, PREVIOUS, Shape
+from dhp_safe_fa.burn.builds.library import HEADER, LIBRARY, Library
+from dhp_safe_fa.burn.log.records import AGAIN, OURS, PREVIOUS, Shape
 
 # Blocks of a run in which the builds are timed: nine let the interval of the median (see verdict.py) leave out one
 # outlier at each end.
@@ -37,7 +37,7 @@ def interleaved(builds: Sequence[Candidate], peers: Sequence[Candidate], block: 
     return [*builds[first:], *builds[:first]]
 
 
-def twin(library: Library) -> Library:
+def copy_of(library: Library) -> Library:
     """A second copy of a library: the dynamic linker loads it anew, so its kernels get other places in memory."""
     with tempfile.TemporaryDirectory() as folder:  # what is loaded does not need its file any more
         for name in (LIBRARY, HEADER):

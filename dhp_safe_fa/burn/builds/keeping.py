@@ -17,9 +17,9 @@ import tarfile
 import tempfile
 from pathlib import Path
 
-from dhp_safe_fa.burn.library import HEADER, LIBRARY, Library
+from dhp_safe_fa.burn.builds.library import HEADER, LIBRARY, Library
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 KEPT = ROOT / "build" / "burn"
 # What decides the shipped machine code and how it is launched.
 SOURCES = ("csrc", "setup.py")

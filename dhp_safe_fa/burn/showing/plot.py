@@ -13,9 +13,9 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from dhp_safe_fa.bench.cases import parse_case
-from dhp_safe_fa.burn import quoted
-from dhp_safe_fa.burn.quoted import Quoted
-from dhp_safe_fa.burn.records import GATES, OURS, Record, cases_in_common
+from dhp_safe_fa.burn.log import quoted
+from dhp_safe_fa.burn.log.quoted import Quoted
+from dhp_safe_fa.burn.log.records import OURS, Record, cases_in_common
 
 # Inches: of the picture's height, and for every iteration.
 HEIGHT, WIDTH, WIDTH_EACH = 8.5, 5.0, 0.45
@@ -121,7 +121,7 @@ def _colour(record: Record) -> str:
         return _NO_GATES
     if "FAIL" in verdicts:
         return _COLOURS["a gate failed"]
-    all_passed = verdicts == ["PASS"] * len(GATES)
+    all_passed = verdicts == ["PASS"] * len(record.required)
     return _COLOURS["every gate passed" if all_passed else "not every gate gave a verdict"]
 
 

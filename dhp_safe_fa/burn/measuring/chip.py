@@ -10,7 +10,7 @@ import torch
 
 from dhp_safe_fa.bench import Case
 from dhp_safe_fa.bench.environment import environment
-from dhp_safe_fa.burn.records import Chip
+from dhp_safe_fa.burn.log.records import Chip
 
 # Dense float16 or bfloat16 operations per clock and multiprocessor of a Hopper chip: four tensor cores of 512 fused
 # multiply-adds (NVIDIA H100 Tensor Core GPU Architecture, table of SM features).

@@ -8,20 +8,18 @@ import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from dhp_safe_fa import evidence
-from dhp_safe_fa.burn.builds import ROOT
-from dhp_safe_fa.burn.records import Chip, Gate
+from dhp_safe_fa.burn.builds.keeping import ROOT
+from dhp_safe_fa.burn.log.records import Chip, Gate
+from dhp_safe_fa.gates import parts
 
 # Of what speaks against the kernels, a record keeps this much; the gate's own report has all.
 KEPT_CAUSES = 3
 
 
-Name = Literal["sass", "counters", "bitwise", "timing"]
-
-
-def run_all(names: Sequence[Name], cubins: Mapping[str, str], quick: bool, tell: Callable[[str], None]) -> list[Gate]:
+def run_all(names: Sequence[str], cubins: Mapping[str, str], quick: bool, tell: Callable[[str], None]) -> list[Gate]:
     """Gates in order, up to the first that fails.
 
     Args:
@@ -38,7 +36,7 @@ def run_all(names: Sequence[Name], cubins: Mapping[str, str], quick: bool, tell:
     return results
 
 
-def from_evidence(names: Sequence[Name], cubins: Mapping[str, str], here: Chip) -> list[Gate]:
+def from_evidence(names: Sequence[str], cubins: Mapping[str, str], here: Chip) -> list[Gate]:
     """What audits/evidence.json says, instead of another run of these gates.
 
     Raises:
@@ -48,7 +46,7 @@ def from_evidence(names: Sequence[Name], cubins: Mapping[str, str], here: Chip) 
     if not evidence.CHECKOUT.is_file():
         raise ValueError("--evidence: there is no audits/evidence.json")
     stored = evidence.load(evidence.CHECKOUT)
-    status = evidence.compare(stored, cubins)
+    status = evidence.compare(stored, cubins, parts.here())
     if status.state != evidence.FRESH:
         raise ValueError(f"--evidence: it does not speak for this build: {status.reasons[0]}")
     gpu, driver = stored.environment.get("gpu"), stored.environment.get("driver")
@@ -57,7 +55,7 @@ def from_evidence(names: Sequence[Name], cubins: Mapping[str, str], here: Chip) 
     return [Gate(name, "PASS", f"stored evidence: {stored.where()}") for name in names]
 
 
-def run_one(name: Name, cubins: Mapping[str, str], quick: bool) -> Gate:
+def run_one(name: str, cubins: Mapping[str, str], quick: bool) -> Gate:
     """One gate by its exit code (0 pass, 1 fail, 2 invalid or not run) and by the kernels that its report names."""
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.json"

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from dhp_safe_fa.bench import Case
-from dhp_safe_fa.burn.builds import ROOT
-from dhp_safe_fa.burn.library import Library
-from dhp_safe_fa.burn.records import Profile
+from dhp_safe_fa.burn.builds.keeping import ROOT
+from dhp_safe_fa.burn.builds.library import Library
+from dhp_safe_fa.burn.log.records import Profile
 
 METRICS = {
     "us": "gpu__time_duration.sum",
@@ -39,15 +39,15 @@ def find_ncu() -> str:
     return found
 
 
-def profile(library: Library, cases: Sequence[Case]) -> list[Profile]:
+def profile(library: Library, family: str, cases: Sequence[Case]) -> list[Profile]:
     """The counters of one launch of each case. NoCounters if any is missing."""
     options = ["--metrics", ",".join(METRICS.values()), "--csv", "--page", "raw", "--print-units", "base"]
-    return parse(_ncu(options, library, cases), cases)
+    return parse(_ncu(options, library, family, cases), cases)
 
 
-def store_report(library: Library, cases: Sequence[Case], path: Path) -> None:
+def store_report(library: Library, family: str, cases: Sequence[Case], path: Path) -> None:
     """A full report for ncu-ui. NoCounters if it could not be made."""
-    _ncu(["--set", "full", "--force-overwrite", "--export", str(path)], library, cases)
+    _ncu(["--set", "full", "--force-overwrite", "--export", str(path)], library, family, cases)
     if not path.exists():
         raise NoCounters(f"ncu ended well but wrote no {path}")
 
@@ -78,10 +78,11 @@ def parse(text: str, cases: Sequence[Case]) -> list[Profile]:
     return profiles
 
 
-def _ncu(options: list[str], library: Library, cases: Sequence[Case]) -> str:
+def _ncu(options: list[str], library: Library, family: str, cases: Sequence[Case]) -> str:
     """Its standard output. Clocks are left as they are: those that the times were taken with."""
     command = [find_ncu(), "--clock-control", "none", "--kernel-name", "regex:dhp", *options]
-    target = [sys.executable, "-m", "dhp_safe_fa.burn.launch", str(library.path.parent), *(c.label for c in cases)]
+    target = [sys.executable, "-m", "dhp_safe_fa.burn.builds.launch", str(library.path.parent), family]
+    target += [case.label for case in cases]
     result = subprocess.run([*command, *target], cwd=ROOT, capture_output=True, text=True)
     if result.returncode != 0:
         said = [line for line in (result.stdout + result.stderr).splitlines() if "==ERROR==" in line or "Error" in line]

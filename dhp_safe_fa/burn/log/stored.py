@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 
 from dhp_safe_fa.bench import anchors, results
-from dhp_safe_fa.burn import chip
-from dhp_safe_fa.burn.builds import git
-from dhp_safe_fa.burn.quoted import ANCHORS
-from dhp_safe_fa.burn.records import Kernel, Record, Shape
+from dhp_safe_fa.burn.builds.keeping import git
+from dhp_safe_fa.burn.log.quoted import ANCHORS
+from dhp_safe_fa.burn.log.records import Kernel, Record, Shape
+from dhp_safe_fa.burn.measuring import chip
 
 RESULT = "benchmarks/results/h100_forward.json"
 

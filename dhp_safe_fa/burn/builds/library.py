@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from dhp_safe_fa.bench import Case
-from dhp_safe_fa.burn import abi
+from dhp_safe_fa.burn.builds import abi
 
 LIBRARY, HEADER = "libdhp_fa.so", "dhp_fa.h"
 
