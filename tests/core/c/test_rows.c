@@ -30,13 +30,14 @@ static void check_row_alone(const dhp_cpu_kernel *kernel, const problem *p, int6
   alone.q.size[0] = alone.k.size[0] = alone.v.size[0] = alone.out.size[0] = 1;
   alone.q.size[1] = alone.k.size[1] = alone.v.size[1] = alone.out.size[1] = 1;
   alone.q.size[2] = alone.out.size[2] = 1;
-  alone.causal_offset += i;
+  if (alone.is_causal) alone.causal_offset += i;
   if (cut) {
     int64_t visible = 0;
     while (visible < p->args.k.size[2] && is_visible(&p->args, i, visible))
       visible++;
     alone.k.size[2] = alone.v.size[2] = visible;
     alone.is_causal = 0;
+    alone.causal_offset = 0;
   }
   run_kernel(kernel, &alone);
   dhp_tensor there = p->args.out;
