@@ -82,7 +82,8 @@ def random_call(random: Random) -> Call:
     offset = random.choice([0, seqlen_k - seqlen_q, random.randint(-2 * seqlen_q, 2 * seqlen_k)])
     head_dim = random.choice([64, 72, 128, 256])
     batch = random.choice([1, 2, 5, 32])
-    return Call(batch, key_heads * group, key_heads, seqlen_q, seqlen_k, head_dim, random.randint(0, 1), offset)
+    is_causal = random.randint(0, 1)
+    return Call(batch, key_heads * group, key_heads, seqlen_q, seqlen_k, head_dim, is_causal, is_causal * offset)
 
 
 def deal(folder: Path, kernel: families.Kernel, calls: Sequence[Call], changes: tuple[Substitution, ...]) -> str:
