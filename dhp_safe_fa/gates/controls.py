@@ -29,6 +29,8 @@ from pathlib import Path
 from . import tools
 from .sass.gate import Cubin, KernelReport, audit
 from .sass.policy import Policy
+from .verdict import BLIND as BLIND
+from .verdict import MAY as MAY
 from .verdict import PASS, ControlOutcome
 
 _ROOT = Path(__file__).resolve().parents[2]
@@ -37,7 +39,7 @@ UNBRANCH = _ROOT / "csrc" / "kernels" / "unbranch.py"
 CACHE = _ROOT / "build" / "controls"
 PACKAGED = Path(__file__).resolve().parent / "planted"
 MANIFEST = "manifest.json"
-LITERAL, BLIND, CAUGHT, MAY = "literal", "blind", "caught", "may"
+LITERAL, CAUGHT = "literal", "caught"
 EXECUTING = ("counters", "bitwise", "timing")  # the gates that execute the kernels
 TWINS = ("leak", "clean")
 _FLAGS = ["-std=c++17", "-O3", "-lineinfo"]

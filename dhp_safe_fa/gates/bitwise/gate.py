@@ -182,7 +182,7 @@ def examine(
         "refused": len(refused),
     }
     problems = repeats + differing + (refused if subject.kernels else [])
-    return conclude(GATE, subject.name, figures, problems, [load, *outcomes])
+    return conclude(GATE, subject.name, figures, problems, outcomes, [load])
 
 
 def run(subjects: Sequence[Subject], quick: bool, progress: Progress) -> list[GateResult]:

@@ -152,7 +152,7 @@ def result_of(
         "studies": [one.as_json() for one in judged],
         "power": channel,
     }
-    return conclude(GATE, subject.name, figures, identical + found, [same, *outcomes])
+    return conclude(GATE, subject.name, figures, identical + found, outcomes, [same])
 
 
 def run(subjects: Sequence[Subject], quick: bool, progress: Progress) -> list[GateResult]:
