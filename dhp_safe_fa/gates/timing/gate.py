@@ -19,7 +19,7 @@ import numpy as np
 from .. import controls, inputs
 from ..inputs import Shape
 from ..planted import Planted
-from ..subjects import Subject
+from ..subjects import Subject, require_shapes
 from ..verdict import ControlOutcome, GateResult, Progress, conclude
 from .clock import Clock, GpuClock, Job
 from .controls import Delays, delay_outcomes, planted_outcome, planted_study
@@ -179,6 +179,7 @@ def run(subjects: Sequence[Subject], quick: bool, progress: Progress) -> list[Ga
 
 def run_on(clock: Clock, subjects: Sequence[Subject], extent: Extent, progress: Progress) -> list[GateResult]:
     """`run`, by a given clock."""
+    require_shapes(subjects)
     rng = np.random.default_rng()
     control_steps = len(controls.load_controls().expects)
     chosen = {subject.name: subject.shapes[: extent.shapes] for subject in subjects}
