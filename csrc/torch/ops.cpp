@@ -242,9 +242,6 @@ Tensor forward(const Call &call, Tensor *lse) {
   const double usual_scale = 1.0 / std::sqrt(static_cast<double>(args.q.size[3]));
   args.scale = static_cast<float>(options.scale.value_or(usual_scale));
   refuse_unsupported(args, q.is_cuda());
-  if (!options.is_causal && options.causal_offset != 0)
-    fail("causal_offset: " + std::to_string(options.causal_offset) +
-         " without is_causal; supported: 0, or is_causal=True with it");
 
   Tensor out = output_like(q, args.q);
   std::optional<Tensor> q_copy, k_copy, v_copy, out_copy;

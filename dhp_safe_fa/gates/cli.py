@@ -28,7 +28,7 @@ from .registry import EXECUTING, GATES, NAMES
 from .sass import policy
 from .sass.gate import Cubin, KernelReport, audit
 from .tools import NotRun
-from .verdict import EXIT_CODES, INVALID, NOT_RUN, GateResult, not_run, worst
+from .verdict import EXIT_CODES, INVALID, NOT_RUN, GateResult, have_a_say, not_run, worst
 
 # What stops a gate before it has looked; anything else is a fault of the gate.
 _CAUSES = (NotRun, Refused, controls.ControlError, policy.PolicyError, ImportError, OSError)
@@ -116,7 +116,7 @@ def run_sass(arguments: argparse.Namespace, screen: Screen) -> tuple[str, list[d
             reports += some
             progress.advance(task)
 
-    is_valid = not any(outcome.problem for outcome in outcomes)
+    is_valid = have_a_say(outcomes)
     report.print_controls(screen.out, outcomes)
     report.print_reports(screen.out, reports, is_valid)
     report.print_policy(screen.out, rules)
@@ -235,7 +235,7 @@ def main(argv: list[str] | None = None) -> int:
     except _CAUSES as error:
         errors.print(escape(f"NOT RUN: {error}"))
         return EXIT_CODES[NOT_RUN]
-    note = {INVALID: ": a control went wrong, so the verdicts mean nothing"}.get(verdict, "")
+    note = {INVALID: ": a control went wrong or none was judged, so the verdicts mean nothing"}.get(verdict, "")
     screen.out.print(f"{report.coloured(verdict)}{note}")
     if not arguments.peer:
         screen.out.print(escape(evidence.status().line()))

@@ -30,11 +30,13 @@ from . import parts, tools
 from .registry import EXECUTING
 from .sass.gate import Cubin, KernelReport, audit
 from .sass.policy import Policy
+from .verdict import BLIND as BLIND
+from .verdict import MAY as MAY
 from .verdict import PASS, ControlOutcome
 
 SOURCES, UNBRANCH, PACKAGED, MANIFEST = parts.CONTROLS, parts.UNBRANCH, parts.PACKAGED, parts.MANIFEST
 CACHE = parts.ROOT / "build" / "controls"
-LITERAL, BLIND, CAUGHT, MAY = "literal", "blind", "caught", "may"
+LITERAL, CAUGHT = "literal", "caught"
 TWINS = ("leak", "clean")
 _FLAGS = ["-std=c++17", "-O3", "-lineinfo"]
 _ARCHITECTURE = "90a"

@@ -176,6 +176,15 @@ def test_wrong_control_makes_it_invalid(
     assert "control clock_read (expects branch)" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("expects", [{}, {"row_variance": "blind"}], ids=["none", "nothing to catch"])
+def test_without_a_leak_to_catch_it_is_invalid(
+    expects: dict[str, str], planted: controls.Controls, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(controls, "load_controls", lambda _: controls.Controls(expects, planted.cubins))
+    code, (report,) = gate("--cubin", compile_cubin(tmp_path, CLEAN), json_file=tmp_path / "o.json")
+    assert (code, report["verdict"]) == (2, "INVALID")
+
+
 @pytest.mark.parametrize("content", [b"", b"not an ELF file at all", b"\x7fELF\x02" + bytes(200)])
 def test_no_cubin(content: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "x.cubin"
@@ -366,6 +375,16 @@ def test_all_goes_on_where_sass_cannot_run(tmp_path: Path, monkeypatch: pytest.M
     assert run_all(file, dict.fromkeys(registry.EXECUTING, "PASS"), monkeypatch) == 2
     (sass,) = json.loads(file.read_text())["sass"]
     assert sass["verdict"] == "NOT RUN" and "nvdisasm was not found" in sass["problems"][0]
+
+
+def test_a_check_stands_in_for_no_planted_leak() -> None:
+    """What a run says of itself (that a load was running, say) does not show that a leak would have been found."""
+    assert conclude("bitwise", "attn", {}, [], [], [RIGHT]).verdict == "INVALID"
+    blind = ControlOutcome("row_variance", "blind", "nothing")
+    assert conclude("bitwise", "attn", {}, [], [blind]).verdict == "INVALID"
+    assert conclude("bitwise", "attn", {}, [], [RIGHT], [WRONG]).verdict == "INVALID"
+    found = conclude("bitwise", "attn", {}, [], [RIGHT], [RIGHT])
+    assert (found.verdict, found.controls) == ("PASS", [RIGHT, RIGHT])
 
 
 def test_worst() -> None:

@@ -19,7 +19,7 @@ from ..registry import EXECUTING, NAMES
 from ..sass import policy
 from ..subjects import Subject
 from ..tools import NotRun
-from ..verdict import INVALID, NOT_RUN, Progress, not_run
+from ..verdict import INVALID, NOT_RUN, Progress, have_a_say, not_run
 from . import code
 
 SCHEMA = "dhp_safe_fa.peers/1"
@@ -74,6 +74,8 @@ def _sass(peers: dict[str, Any], names: Sequence[str], tell: Progress) -> None:
         outcomes = controls.run_controls(controls.load_controls())
         rules = policy.load(POLICY)
         wrong = [f"control {outcome.name}: {outcome.problem}" for outcome in outcomes if outcome.problem]
+        if not wrong and not have_a_say(outcomes):
+            wrong = ["no control had to be caught"]
     except (NotRun, controls.ControlError, policy.PolicyError) as error:
         for name in names:
             peers[name]["sass"] = {"verdict": NOT_RUN, "kernels": [], "problems": [str(error)]}

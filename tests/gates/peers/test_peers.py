@@ -141,7 +141,7 @@ def hopper(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[Any]]:
     monkeypatch.setattr(peers, "kernels_seen", lambda subject: [f"{subject.name}_kernel"])
     monkeypatch.setattr(peers, "importlib", SimpleNamespace(import_module=lambda name: Gate(name.split(".")[2])))
     monkeypatch.setattr(controls, "load_controls", lambda: None)
-    monkeypatch.setattr(controls, "run_controls", lambda loaded: [])
+    monkeypatch.setattr(controls, "run_controls", lambda loaded: [controls.Outcome("spin_loop", "literal", "")])
     audited = {"verdict": "FAIL", "kernels": [kernel(["k"])]}
     monkeypatch.setattr(peer_code, "audit_peer", lambda name, seen, rules: audited)
     return asked
@@ -189,6 +189,14 @@ def test_a_wrong_control_makes_the_machine_code_invalid(
     monkeypatch.setattr(controls, "run_controls", lambda loaded: [wrong])
     sass = peers.run(["sdpa-flash"], lambda *_: None)["peers"]["sdpa-flash"]["sass"]
     assert (sass["verdict"], sass["problems"]) == ("INVALID", ["control spin_loop: not caught"])
+
+
+def test_no_control_makes_the_machine_code_invalid(
+    hopper: dict[str, list[Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(controls, "run_controls", lambda loaded: [])
+    sass = peers.run(["sdpa-flash"], lambda *_: None)["peers"]["sdpa-flash"]["sass"]
+    assert (sass["verdict"], sass["problems"]) == ("INVALID", ["no control had to be caught"])
 
 
 def test_a_peer_that_refuses_its_shapes_is_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
