@@ -73,7 +73,8 @@ dhp_status dhp_check_arguments(const dhp_attention *args, dhp_error *error) {
                     q->size[2] > MAX_SEQLEN ? "q" : "k", (long long)(q->size[2] > MAX_SEQLEN ? q->size[2] : k->size[2]),
                     MAX_SEQLEN);
   if (!args->is_causal && args->causal_offset != 0)
-    return dhp_fail(error, DHP_INVALID_ARGUMENT, "causal_offset: %lld without is_causal; supported: 0, or is_causal=True with it",
+    return dhp_fail(error, DHP_INVALID_ARGUMENT,
+                    "causal_offset: %lld without is_causal; supported: 0, or is_causal=True with it",
                     (long long)args->causal_offset);
   if (!isfinite(args->scale) || args->scale < 0.f)
     return dhp_fail(error, DHP_INVALID_ARGUMENT, "scale: %g; supported: finite and not negative", (double)args->scale);
