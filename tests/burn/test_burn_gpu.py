@@ -16,7 +16,7 @@ from dhp_safe_fa.burn import builds, chip, measuring, profiling, verdict
 from dhp_safe_fa.burn.library import HEADER, LIBRARY, Library
 from dhp_safe_fa.burn.records import GATES
 
-pytestmark = needs_hopper
+pytestmark = [needs_hopper, pytest.mark.long]
 
 CASES = [Case(4, 16, 1024, 64, False, "float16"), Case(4, 16, 4096, 128, True, "float16")]
 PASSED = dict.fromkeys(GATES, "PASS")
