@@ -72,14 +72,13 @@ def reference(
     # 0 * NaN is NaN: beside non-finite values rows that see different keys are computed apart, each with exactly
     # its own keys instead of zero weights.
     block = BLOCK[q.device.type] if not is_causal or bool(v.isfinite().all()) else 1
-    visible = [visible_keys(row, sk, is_causal, causal_offset) for row in range(sq)]
-    all_counts = torch.tensor(visible, device=q.device)[:, None]
     for first in range(0, sq, block):
         rows = slice(first, min(first + block, sq))
-        seen = visible[rows.stop - 1]  # later rows see no fewer
+        counts = torch.tensor([visible_keys(i, sk, is_causal, causal_offset) for i in range(rows.start, rows.stop)])
+        seen = int(counts.max())
         if seen == 0:
             continue
-        counts = all_counts[rows]
+        counts = counts.to(q.device)[:, None]
         hidden = torch.arange(seen, device=q.device) >= counts
         scores = scale * (q[:, :, rows] @ k[:, :, :seen].mT)
         top = scores.masked_fill_(hidden, -math.inf).amax(dim=-1, keepdim=True)
