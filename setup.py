@@ -44,12 +44,12 @@ def pybind11_include() -> list[str]:
     return [pybind11.get_include()]
 
 
-def gate_controls() -> Any:
-    """dhp_safe_fa.gates.controls, without the package around it, which cannot be imported before it is built."""
+def gates_module(name: str) -> Any:
+    """dhp_safe_fa.gates.NAME, without the package around it, which cannot be imported before it is built."""
     package = types.ModuleType("dhp_safe_fa")
     package.__path__ = [str(ROOT / "dhp_safe_fa")]
     sys.modules.setdefault("dhp_safe_fa", package)
-    return importlib.import_module("dhp_safe_fa.gates.controls")
+    return importlib.import_module(f"dhp_safe_fa.gates.{name}")
 
 
 class BuildPython(build_py):
@@ -78,12 +78,13 @@ class Build(build_ext):
         core = self.extensions[0]
         core.sources.append(str(table.relative_to(ROOT)))
         if nvcc is None:
-            core.sources.append("csrc/cuda/launch_none.c")
+            core.sources.append("csrc/cuda/none.c")
         else:
-            core.sources += ["csrc/cuda/driver.c", "csrc/cuda/launch.c"]
+            core.sources += [f"csrc/cuda/{name}.c" for name in ("driver", "session", "tensor_map")]
             core.include_dirs.append(str(kernels.toolkit_root(nvcc) / "include"))
         version = kernels.nvcc_version(nvcc) if nvcc else ""
         self.extensions[2].define_macros.append(("DHP_NVCC_VERSION", f'"{version}"'))
+        self.bind_sources()
 
         shim = self.extensions[1]
         include = [*pybind11_include(), str(torch / "include")]
@@ -96,6 +97,19 @@ class Build(build_ext):
         if not self.inplace:
             self.pack_audits(Path(self.build_lib) / "dhp_safe_fa", has_kernels=nvcc is not None)
 
+    def bind_sources(self) -> None:
+        """The build says what it was made of. All libraries are made anew whenever that changes, by their contents and
+        not by their files' times, or the one that says it would speak for others."""
+        sources = gates_module("parts").of_sources(ROOT)
+        written = ROOT / "build" / "sources.json"
+        text = json.dumps(sources) + "\n"
+        if not written.exists() or written.read_text() != text:
+            written.write_text(text)
+        for extension in self.extensions:
+            extension.depends.append(str(written.relative_to(ROOT)))
+        macros = {"DHP_SOURCES_DIGEST": sources["all"], "DHP_LAUNCH_DIGEST": sources["launch"]}
+        self.extensions[2].define_macros += [(name, f'"{value}"') for name, value in macros.items()]
+
     def pack_audits(self, package: Path, has_kernels: bool) -> None:
         """What a checkout reads from audits/ and tests/controls/ goes into the package."""
         for name, folder in (("evidence.json", package / "audits"), ("sass_policy.json", package / "gates")):
@@ -103,7 +117,7 @@ class Build(build_ext):
                 folder.mkdir(exist_ok=True)
                 shutil.copy2(ROOT / "audits" / name, folder)
         if has_kernels:
-            controls = gate_controls()
+            controls = gates_module("controls")
             controls.build_controls(controls.CACHE)
             planted = package / controls.PACKAGED.relative_to(ROOT / "dhp_safe_fa")
             planted.mkdir(parents=True, exist_ok=True)
@@ -138,12 +152,12 @@ setup(
         Extension(
             "dhp_safe_fa.libdhp_fa",
             sources=[
-                "csrc/attention.c",
-                "csrc/error.c",
-                "csrc/plan.c",
-                "csrc/schedule.c",
                 "csrc/cuda/layout.c",
-                *(str(path.relative_to(ROOT)) for path in sorted((ROOT / "csrc" / "cpu").glob("*.c"))),
+                *(
+                    str(path.relative_to(ROOT))
+                    for pattern in ("*.c", "cpu/*.c", "families/*/*.c")
+                    for path in sorted((ROOT / "csrc").glob(pattern))
+                ),
             ],
             depends=DEPENDS,
             include_dirs=["csrc"],

@@ -3,84 +3,11 @@
  *
  * Nothing here reads an element of q, k or v.
  */
-#include "attention.h"
-
-#include <math.h>
-
+#include "check.h"
 #include "cpu/attention_cpu.h"
-#include "cuda/launch.h"
 #include "error.h"
-#include "plan.h"
-
-enum {
-  CPU_MAX_HEAD_DIM = 256,
-  /* i + causal_offset and the end of its tile of queries (192 rows at most) stay inside int32 */
-  MAX_SEQLEN = (1 << 30) - 256
-};
-
-static const char *dtype_name(dhp_dtype dtype) {
-  static const char *const names[] = {"float32", "float16", "bfloat16"};
-  return (unsigned)dtype < sizeof names / sizeof *names ? names[dtype] : "unknown";
-}
-
-#define SHAPE "[%lld, %lld, %lld, %lld]"
-#define SIZES(t) (long long)(t).size[0], (long long)(t).size[1], (long long)(t).size[2], (long long)(t).size[3]
-
-/* Sizes are not negative, and a dimension that has neighbours has a usable stride. */
-static dhp_status validate_tensor(const char *name, const dhp_tensor *t, dhp_dtype dtype, dhp_error *error) {
-  if ((unsigned)t->dtype > DHP_BFLOAT16)
-    return dhp_fail(error, DHP_INVALID_ARGUMENT, "%s: unknown dtype %d; supported: float32, float16, bfloat16", name,
-                    (int)t->dtype);
-  if (t->dtype != dtype)
-    return dhp_fail(error, DHP_INVALID_ARGUMENT, "%s: dtype %s differs from q's %s; q, k and v must agree", name,
-                    dtype_name(t->dtype), dtype_name(dtype));
-  for (int i = 0; i < 4; i++)
-    if (t->size[i] < 0)
-      return dhp_fail(error, DHP_INVALID_ARGUMENT, "%s: negative size in shape " SHAPE, name, SIZES(*t));
-  if (t->size[3] > 1 && t->stride[3] != 1)
-    return dhp_fail(error, DHP_INVALID_ARGUMENT, "%s: stride %lld of the last dimension; it must be contiguous", name,
-                    (long long)t->stride[3]);
-  return DHP_OK;
-}
-
-dhp_status dhp_validate(const dhp_attention *args, dhp_error *error) {
-  const dhp_tensor *const q = &args->q, *const k = &args->k, *const v = &args->v, *const out = &args->out;
-  const char *const names[] = {"q", "k", "v", "out"};
-  const dhp_tensor *const tensors[] = {q, k, v, out};
-  for (int i = 0; i < 4; i++) {
-    const dhp_status status = validate_tensor(names[i], tensors[i], q->dtype, error);
-    if (status != DHP_OK) return status;
-  }
-  for (int i = 0; i < 4; i++) {
-    if (k->size[i] != v->size[i])
-      return dhp_fail(error, DHP_INVALID_ARGUMENT, "v: shape " SHAPE " differs from k's " SHAPE "; they must be equal",
-                      SIZES(*v), SIZES(*k));
-    if (out->size[i] != q->size[i])
-      return dhp_fail(error, DHP_INVALID_ARGUMENT,
-                      "out: shape " SHAPE " differs from q's " SHAPE "; they must be equal", SIZES(*out), SIZES(*q));
-  }
-  if (k->size[0] != q->size[0])
-    return dhp_fail(error, DHP_INVALID_ARGUMENT, "k: batch %lld differs from q's batch %lld (k " SHAPE ", q " SHAPE ")",
-                    (long long)k->size[0], (long long)q->size[0], SIZES(*k), SIZES(*q));
-  if (k->size[3] != q->size[3])
-    return dhp_fail(error, DHP_INVALID_ARGUMENT,
-                    "k: head_dim %lld differs from q's head_dim %lld (k " SHAPE ", q " SHAPE ")", (long long)k->size[3],
-                    (long long)q->size[3], SIZES(*k), SIZES(*q));
-  if (q->size[3] < 1)
-    return dhp_fail(error, DHP_INVALID_ARGUMENT, "q: head_dim 0 in shape " SHAPE "; supported: 1 to %d", SIZES(*q),
-                    CPU_MAX_HEAD_DIM);
-  if (k->size[1] < 1 || q->size[1] % k->size[1] != 0)
-    return dhp_fail(error, DHP_INVALID_ARGUMENT,
-                    "k: %lld key heads for %lld query heads; the number of query heads must be a multiple of it",
-                    (long long)k->size[1], (long long)q->size[1]);
-  if (q->size[2] > MAX_SEQLEN || k->size[2] > MAX_SEQLEN)
-    return dhp_fail(error, DHP_UNSUPPORTED, "%s: sequence length %lld; supported: up to %d",
-                    q->size[2] > MAX_SEQLEN ? "q" : "k", (long long)(q->size[2] > MAX_SEQLEN ? q->size[2] : k->size[2]),
-                    MAX_SEQLEN);
-  if (!isfinite(args->scale) || args->scale < 0.f)
-    return dhp_fail(error, DHP_INVALID_ARGUMENT, "scale: %g; supported: finite and not negative", (double)args->scale);
-  return DHP_OK;
-}
+#include "families/forward/launch.h"
+#include "kernels/kernel_table.h"
 
 static int is_empty(const dhp_tensor *t) { return t->size[0] == 0 || t->size[1] == 0 || t->size[2] == 0; }
 
@@ -89,11 +16,11 @@ dhp_status dhp_attention_check(const dhp_attention *args, int on_cuda, dhp_error
     dhp_plan plan;
     return dhp_plan_attention(args, &plan, error);
   }
-  const dhp_status status = dhp_validate(args, error);
+  const dhp_status status = dhp_check_arguments(args, error);
   if (status != DHP_OK) return status;
-  if (args->q.size[3] > CPU_MAX_HEAD_DIM)
+  if (args->q.size[3] > DHP_CPU_MAX_HEAD_DIM)
     return dhp_fail(error, DHP_UNSUPPORTED, "q: head_dim %lld; supported on CPU: 1 to %d", (long long)args->q.size[3],
-                    CPU_MAX_HEAD_DIM);
+                    DHP_CPU_MAX_HEAD_DIM);
   return DHP_OK;
 }
 
@@ -116,5 +43,11 @@ dhp_status dhp_attention_cuda(const dhp_attention *args, int device, void *strea
           error, DHP_INVALID_ARGUMENT,
           "%s: data must be 16-byte aligned and strides positive multiples of 16 bytes; pass a contiguous copy",
           names[i]);
-  return dhp_cuda_launch(args, &plan, device, stream, error);
+  return dhp_forward_launch(args, &plan, device, stream, error);
+}
+
+int dhp_kernel_count(void) { return dhp_kernel_table_size; }
+
+const dhp_kernel_info *dhp_kernel(int index) {
+  return index >= 0 && index < dhp_kernel_table_size ? &dhp_kernel_table[index] : NULL;
 }

@@ -108,30 +108,33 @@ DHP_API int dhp_cuda_layout_supported(const dhp_tensor *tensor);
 /* One shipped GPU kernel: exactly one cubin (sm_90a machine code, no PTX). */
 typedef struct dhp_kernel_info {
   const char *name;         /* file name of the cubin without its ending; also says its constants */
+  const char *family;       /* folder of csrc/families that holds its source and its host code */
+  const char *entry;        /* name of the function in the cubin */
   const char *cubin_sha256; /* 64 hexadecimal digits */
   const void *cubin;
   size_t cubin_size;
   dhp_dtype dtype;
-  int head_dim;              /* largest D it serves; smaller ones by zero fill */
-  int tile_q, tile_k;        /* query rows a CTA, keys a step */
-  int warpgroups;            /* of 128 threads */
-  int stages;                /* places for tiles of K and of V in shared memory */
-  int ctas;                  /* on a multiprocessor */
-  int turn_cycles;           /* about; of a multiprocessor full of such CTAs, for one key tile each */
+  int head_dim;       /* largest D it serves; smaller ones by zero fill */
+  int warpgroups;     /* of 128 threads */
+  int rows;           /* query rows of a warpgroup */
+  int tile_q, tile_k; /* query rows of a CTA, keys of a step */
+  int stages;         /* places for tiles of K and of V in shared memory */
+  int ctas_per_sm;
+  int step_cycles;           /* about; of a multiprocessor full of such CTAs, for one step of each */
   int threads, shared_bytes; /* per CTA */
   int registers;             /* per thread, as ptxas reports */
   int spill_bytes;
 } dhp_kernel_info;
 
-/* What a call will launch; a function of public shape alone. */
+/* What a call of the forward will launch; a function of public shape alone. */
 typedef struct dhp_plan {
   const dhp_kernel_info *kernel; /* NULL: nothing to launch (an empty output) */
   int64_t grid;                  /* CTAs; every round of items is one for each */
-  int heads_per_tile;            /* query heads of one key head that share a tile, a "pack": a power of two */
+  int heads_per_tile;            /* query heads of one key head that share a tile, a head group: a power of two */
   int64_t q_tiles;               /* query tiles along Sq */
-  int twins;                     /* 1: two packs in order share q_tiles items of two tiles each; 0: an item is a tile */
-  int64_t listed_packs;          /* the last ones, dealt tile by tile, longest first; the others are dealt in order */
-  int64_t items;                 /* of all packs */
+  int mirrored;          /* 1: two head groups in order share q_tiles items of two tiles; 0: an item is a tile */
+  int64_t listed_groups; /* the last head groups, dealt tile by tile, longest first; the others in order */
+  int64_t items;         /* of all head groups */
 } dhp_plan;
 
 DHP_API int dhp_kernel_count(void); /* 0 in a build without nvcc */

@@ -41,7 +41,7 @@ def report() -> dict[str, Any]:
         "kernels": _inspect.kernels(),
         "cpu": {"machine": platform.machine(), "threads": torch.get_num_threads(), "max_head_dim": CPU_MAX_HEAD_DIM},
         "gpus": gpus(),
-        "evidence": evidence.status().line().removeprefix("evidence: "),
+        "evidence": evidence.status().line().removeprefix("stored evidence: "),
         "transformers": importlib.util.find_spec("transformers") is not None,
     }
 

@@ -15,16 +15,22 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-ARGUMENTS = "Tensor q, Tensor k, Tensor v, bool is_causal=False, float? scale=None, int causal_offset=0"
+# The options of a call as schemas spell them; their order is that of the struct in csrc/torch/ops.cpp.
+OPTIONS = "bool is_causal=False, float? scale=None, int causal_offset=0"
+# Every operator and what it returns. Autocast, vmap, policies and DTensor's rules go by this list.
+OPERATORS = {"attention": "Tensor", "attention_lse": "(Tensor out, Tensor lse)"}
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 CPU_MAX_HEAD_DIM = 256  # as in csrc/attention.c
 OLDEST_TORCH = (2, 10)  # its stable ABI is what libdhp_torch.so was built for
 
 _library = torch.library.Library("dhp", "DEF")
-for _name, _returns in (("attention", "Tensor"), ("attention_lse", "(Tensor out, Tensor lse)")):
-    _library.define(f"{_name}({ARGUMENTS}) -> {_returns}", tags=(torch.Tag.pt2_compliant_tag,))
+for _name, _returns in OPERATORS.items():
+    _schema = f"{_name}(Tensor q, Tensor k, Tensor v, {OPTIONS}) -> {_returns}"
+    _library.define(_schema, tags=(torch.Tag.pt2_compliant_tag,))
     # No autograd kernel in between: the kernels, real and fake, refuse inputs that require grad themselves.
     _library.impl(_name, torch.library.fallthrough_kernel, "Autograd")
+
+_DEFAULTS = {each.name: each.default_value for each in torch.ops.dhp.attention.default._schema.arguments[3:]}
 
 
 def _refuse(sentence: str) -> NoReturn:
@@ -52,50 +58,62 @@ _load()
 # ---- fake kernels: shapes and strides without data --------------------------------------------------------------
 
 
-def _check(q: Tensor, k: Tensor, v: Tensor, scale: float | None) -> None:
-    """What csrc/torch/ops.cpp and csrc/attention.c check, as far as it can be known without data."""
-    for name, tensor in (("q", q), ("k", k), ("v", v)):
+def _check(q: Tensor, k: Tensor, v: Tensor, *given: Any, **named: Any) -> None:
+    """What csrc/torch/ops.cpp and the C core check, in their order and words, as far as it is known without data."""
+    options = _DEFAULTS | dict(zip(_DEFAULTS, given, strict=False)) | named
+    tensors = {"q": q, "k": k, "v": v}
+    for name, tensor in tensors.items():
+        if tensor is None:  # the schema's Tensor lets it through
+            _refuse(f"{name}: None; expected a tensor [B, H, S, D]")
         if tensor.requires_grad and torch.is_grad_enabled():
             _refuse_gradient(name)
+    for name, tensor in tensors.items():
+        if tensor.device != q.device:
+            _refuse(f"{name}: on another device than q; q, k and v must be on the same device")
+    for name, tensor in tensors.items():
         if tensor.dim() != 4:
             _refuse(f"{name}: rank {tensor.dim()}; expected 4 dimensions [B, H, S, D]")
         if tensor.dtype not in DTYPES:
-            _refuse(f"{name}: dtype {tensor.dtype}; supported: float32 (CPU only), float16, bfloat16")
+            _refuse(f"{name}: dtype {_dtype(tensor)}; supported: float32 (CPU only), float16, bfloat16")
+    for name, tensor in tensors.items():
         if tensor.dtype != q.dtype:
-            _refuse(f"{name}: dtype {tensor.dtype} differs from q's {q.dtype}; q, k and v must agree")
-        if tensor.device != q.device:
-            _refuse(f"{name}: on another device than q; q, k and v must be on the same device")
+            _refuse(f"{name}: dtype {_dtype(tensor)} differs from q's {_dtype(q)}; q, k and v must agree")
+    shapes = f"(k {list(k.shape)}, q {list(q.shape)})"
     for dim in range(4):
         if k.size(dim) != v.size(dim):
             _refuse(f"v: shape {list(v.shape)} differs from k's {list(k.shape)}; they must be equal")
     if k.size(0) != q.size(0):
-        _refuse(f"k: batch {k.size(0)} differs from q's batch {q.size(0)}")
+        _refuse(f"k: batch {k.size(0)} differs from q's batch {q.size(0)} {shapes}")
     if k.size(3) != q.size(3):
-        _refuse(f"k: head_dim {k.size(3)} differs from q's head_dim {q.size(3)}")
+        _refuse(f"k: head_dim {k.size(3)} differs from q's head_dim {q.size(3)} {shapes}")
     if q.size(3) < 1:
-        _refuse(f"q: head_dim 0 in shape {list(q.shape)}; supported: 1 to 256")
+        _refuse(f"q: head_dim 0 in shape {list(q.shape)}; supported: 1 to {CPU_MAX_HEAD_DIM}")
     if k.size(1) < 1 or q.size(1) % k.size(1) != 0:
         _refuse(
             f"k: {k.size(1)} key heads for {q.size(1)} query heads; "
             "the number of query heads must be a multiple of it"
         )
-    if scale is not None and not 0 <= scale < math.inf:
-        _refuse(f"scale: {scale:g}; supported: finite and not negative")
+    if options["scale"] is not None and not 0 <= options["scale"] < math.inf:
+        _refuse(f"scale: {options['scale']:g}; supported: finite and not negative")
+    if not options["is_causal"] and options["causal_offset"] != 0:
+        _refuse(
+            f"causal_offset: {options['causal_offset']} without is_causal; supported: 0, or is_causal=True with it"
+        )
+
+
+def _dtype(tensor: Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
 
 
 @torch.library.register_fake("dhp::attention", lib=_library)  # type: ignore[untyped-decorator]
-def _attention_fake(
-    q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False, scale: float | None = None, causal_offset: int = 0
-) -> Tensor:
-    _check(q, k, v, scale)
+def _attention_fake(q: Tensor, k: Tensor, v: Tensor, *options: object, **named: object) -> Tensor:
+    _check(q, k, v, *options, **named)
     return torch.empty_like(q)
 
 
 @torch.library.register_fake("dhp::attention_lse", lib=_library)  # type: ignore[untyped-decorator]
-def _attention_lse_fake(
-    q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False, scale: float | None = None, causal_offset: int = 0
-) -> tuple[Tensor, Tensor]:
-    _check(q, k, v, scale)
+def _attention_lse_fake(q: Tensor, k: Tensor, v: Tensor, *options: object, **named: object) -> tuple[Tensor, Tensor]:
+    _check(q, k, v, *options, **named)
     return torch.empty_like(q), q.new_empty(q.shape[:3], dtype=torch.float32)
 
 
@@ -118,7 +136,7 @@ def _autocast_rule(name: str, device_type: str) -> Callable[..., object]:
     return rule
 
 
-for _name in ("attention", "attention_lse"):
+for _name in OPERATORS:
     for _device_type, _key in (("cpu", "AutocastCPU"), ("cuda", "AutocastCUDA")):
         _library.impl(_name, _autocast_rule(_name, _device_type), _key)
 
@@ -159,7 +177,7 @@ def _transform_rule(name: str) -> Callable[..., object]:
     return rule
 
 
-for _name in ("attention", "attention_lse"):
+for _name in OPERATORS:
     _library.impl(_name, _transform_rule(_name), "FuncTorchDynamicLayerFrontMode")
 
 
@@ -168,6 +186,7 @@ for _name in ("attention", "attention_lse"):
 # Bound once: looking them up and choosing the overload would cost every call some microseconds.
 _attention = torch.ops.dhp.attention.default
 _attention_lse = torch.ops.dhp.attention_lse.default
+_DEFAULT_OPTIONS = tuple(_DEFAULTS.values())
 
 
 def _refuse_gradients(**tensors: object) -> None:
@@ -188,15 +207,7 @@ def _somebody_looks_on() -> bool:
     )
 
 
-def _run(
-    operator: torch._ops.OpOverload[..., Any],
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    is_causal: bool,
-    scale: float | None,
-    causal_offset: int,
-) -> Any:
+def _run(operator: torch._ops.OpOverload[..., Any], q: Tensor, k: Tensor, v: Tensor, *options: object) -> Any:
     """A call of the operator, a tenth to a half faster where it is eager and small.
 
     Defaults are left out, and what an overload does on top of its C function: each takes torch some 1 µs. The operators
@@ -204,10 +215,10 @@ def _run(
     where it can be seen here that there is nothing to refuse, they need not ask.
     """
     if torch.compiler.is_compiling():
-        return operator(q, k, v, is_causal, scale, causal_offset)
-    arguments: tuple[object, ...] = (is_causal, scale, causal_offset)
-    if scale is None and type(causal_offset) is int and causal_offset == 0:  # of a symbol, a comparison is a guard
-        arguments = () if is_causal is False else (is_causal,)
+        return operator(q, k, v, *options)
+    count = len(options)
+    while count and options[count - 1] is _DEFAULT_OPTIONS[count - 1]:  # not ==, which of a symbol makes a guard
+        count -= 1
     need_not_ask = False
     if torch.is_grad_enabled():
         need_not_ask = not _somebody_looks_on() and type(q) is type(k) is type(v) is Tensor
@@ -217,7 +228,12 @@ def _run(
     if need_not_ask:
         torch._C._set_grad_enabled(False)
     try:
-        return operator._op(q, k, v, *arguments)  # on one line for both: torch.jit.trace compares where calls come from
+        return operator._op(q, k, v, *options[:count])  # the one line for both: torch.jit.trace compares it
+    except Exception:
+        for name, tensor in (("q", q), ("k", k), ("v", v)):
+            if not isinstance(tensor, Tensor):  # torch says so of some types, and of None nothing that helps
+                _refuse(f"{name}: {type(tensor).__name__}; expected a tensor [B, H, S, D]")
+        raise
     finally:
         if need_not_ask:
             torch._C._set_grad_enabled(True)
@@ -241,7 +257,8 @@ def attention(
         v: values, [B, Hk, Sk, D].
         is_causal: query i sees key j only if j <= i + causal_offset.
         scale: factor of the scores, finite and >= 0; 1/sqrt(D) by default.
-        causal_offset: 0 is the alignment of torch's SDPA, Sk - Sq that of FlashAttention (and of cached decoding).
+        causal_offset: 0 is the alignment of torch's SDPA, Sk - Sq that of FlashAttention (and of cached decoding). Only
+            with is_causal.
 
     Returns:
         [B, Hq, Sq, D], q's dtype, strides as torch.empty_like(q). A row that sees no key is 0.

@@ -62,6 +62,7 @@ static void scratch_free(dhp_cpu_scratch *scratch, const dhp_attention *args) {
 
 typedef struct cpu_job {
   const dhp_attention *args;
+  const dhp_mask *mask;
   const dhp_cpu_kernel *kernel;
   int64_t tiles;            /* of query rows, in one head */
   dhp_cpu_scratch *reserve; /* allocated before any output is written, so that no body can run out of memory */
@@ -78,6 +79,7 @@ static void attend_tiles(const cpu_job *job, int64_t first, int64_t last, dhp_cp
     const int64_t tile = step % 2 ? job->tiles - 1 - step / 2 : step / 2;
     const int64_t row = tile * DHP_CPU_TILE_Q, left = q->size[2] - row;
     const dhp_cpu_rows rows = {.args = job->args,
+                               .mask = job->mask,
                                .batch = head / q->size[1],
                                .head = head % q->size[1],
                                .first = row,
@@ -102,10 +104,11 @@ static void body(void *context, int64_t first, int64_t last) {
     pthread_mutex_unlock(&job->lock);
 }
 
-dhp_status dhp_cpu_forward_with(const dhp_cpu_kernel *kernel, const dhp_attention *args, const dhp_executor *executor,
-                                dhp_error *error) {
+dhp_status dhp_cpu_forward_with(const dhp_cpu_kernel *kernel, const dhp_attention *args, const dhp_mask *mask,
+                                const dhp_executor *executor, dhp_error *error) {
   const dhp_tensor *const q = &args->q;
   cpu_job job = {.args = args,
+                 .mask = mask,
                  .kernel = kernel,
                  .tiles = (q->size[2] + DHP_CPU_TILE_Q - 1) / DHP_CPU_TILE_Q,
                  .reserve = scratch_new(),
@@ -127,5 +130,6 @@ dhp_status dhp_cpu_forward_with(const dhp_cpu_kernel *kernel, const dhp_attentio
 dhp_status dhp_cpu_forward(const dhp_attention *args, const dhp_executor *executor, dhp_error *error) {
   dhp_cpu_kernel kernels[3];
   dhp_cpu_kernels(kernels);
-  return dhp_cpu_forward_with(&kernels[0], args, executor, error);
+  const dhp_mask mask = dhp_mask_of(args);
+  return dhp_cpu_forward_with(&kernels[0], args, &mask, executor, error);
 }

@@ -6,7 +6,7 @@
 #ifndef DHP_CPU_TILE_H
 #define DHP_CPU_TILE_H
 
-#include "../dhp_fa.h"
+#include "../mask.h"
 
 enum {
   DHP_CPU_TILE_Q = 128, /* query rows: changes no bit of the result */
@@ -36,6 +36,7 @@ typedef struct dhp_cpu_scratch {
 /* One unit of work. All of it is public. */
 typedef struct dhp_cpu_rows {
   const dhp_attention *args;
+  const dhp_mask *mask;
   int64_t batch, head; /* of q */
   int64_t first;       /* query row */
   int count;           /* 1 to DHP_CPU_TILE_Q */
@@ -56,8 +57,8 @@ void dhp_cpu_attend_baseline(const dhp_cpu_rows *rows, dhp_cpu_scratch *scratch)
 /* The kernels this CPU can run, best first, and how many (1 to 3); dhp_cpu_forward uses the first. */
 int dhp_cpu_kernels(dhp_cpu_kernel kernels[3]);
 
-/* dhp_cpu_forward with a chosen kernel. */
-dhp_status dhp_cpu_forward_with(const dhp_cpu_kernel *kernel, const dhp_attention *args, const dhp_executor *executor,
-                                dhp_error *error);
+/* dhp_cpu_forward with a chosen kernel, and any mask of the call's lengths in place of the one that args ask for. */
+dhp_status dhp_cpu_forward_with(const dhp_cpu_kernel *kernel, const dhp_attention *args, const dhp_mask *mask,
+                                const dhp_executor *executor, dhp_error *error);
 
 #endif

@@ -2,9 +2,10 @@
 
     python csrc/kernels/build_cubins.py [--out build] [--jobs N]
 
-One cubin per kernel under <out>/cubins/, its intermediate files under <out>/kernels/, and <out>/kernels/kernel_table.c,
-which the host core links. Steps per kernel: wgmma.h is generated, nvcc makes PTX, unbranch.py removes the conditional
-branches, ptxas makes sm_90a machine code with every warning an error. Spills or a stack frame stop the build.
+One cubin per kernel of each family (csrc/families) under <out>/cubins/, its intermediate files under <out>/kernels/,
+and <out>/kernels/kernel_table.c, which the host core links. Steps per kernel: wgmma.h is generated, nvcc makes PTX,
+unbranch.py removes the conditional branches, ptxas makes sm_90a machine code with every warning an error. Spills or a
+stack frame stop the build.
 """
 
 from __future__ import annotations
@@ -23,53 +24,24 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
 
+from families import Family, Kernel, families  # noqa: E402
 from unbranch import unbranch  # noqa: E402
-from wgmma import header  # noqa: E402
 
-SOURCE = HERE / "attention_fwd.cu"
-INPUTS = [HERE.parent / "ct.h", *sorted(path for path in HERE.iterdir() if path.suffix in (".cu", ".cuh", ".h", ".py"))]
+DEVICE = (".cu", ".cuh", ".h", ".py")  # endings of what can change machine code; the host's C cannot
 
 
-@dataclass(frozen=True)
-class Kernel:
-    """The constants that make one kernel out of attention_fwd.cu."""
-
-    head_dim: int
-    tile_k: int  # fixed for a head_dim: it decides the order of the sums, hence the output bits
-    warpgroups: int
-    rows: int  # query rows of a warpgroup: 64, or 32, then half of the rows that wgmma computes are nobody's
-    stages: int  # places for tiles of k, and as many for v
-    ctas: int  # on a multiprocessor
-    turn_cycles: int  # of a multiprocessor full of such CTAs, measured; plan.c compares kernels of a head_dim with it
-    dtype: str
-
-    @property
-    def name(self) -> str:
-        rows = "" if self.rows == 64 else f"_r{self.rows}"
-        return f"fwd_{self.dtype}_d{self.head_dim}_k{self.tile_k}_w{self.warpgroups}{rows}"
-
-
-# (head_dim, tile_k, warpgroups, rows, stages, ctas, turn_cycles). More warpgroups in a CTA read k and v less often and
-# take turns at the tensor cores. One alone serves grids too small to fill the GPU otherwise, and with half the rows
-# still smaller ones: a thread then has half the softmax to compute, which nothing hides there. At head_dim 64 three
-# such CTAs fit a multiprocessor and overlap each other, which suits short sequences.
-SHAPES = [
-    (64, 128, 1, 32, 6, 1, 1000),
-    (64, 128, 1, 64, 2, 3, 3000),
-    (64, 128, 3, 64, 3, 1, 2650),
-    (128, 128, 1, 32, 3, 1, 1500),
-    (128, 128, 1, 64, 3, 1, 2000),
-    (128, 128, 2, 64, 3, 1, 2600),
-    (256, 80, 1, 64, 2, 1, 2250),
-    (256, 80, 2, 64, 2, 1, 2900),
-]
-KERNELS = [Kernel(*shape, dtype) for dtype in ("float16", "bfloat16") for shape in SHAPES]
+def inputs_of(family: Family) -> list[Path]:
+    """What the machine code of a family is made of."""
+    folders = (HERE, HERE.parent / "hopper", family.folder)
+    found = [path for folder in folders for path in sorted(folder.iterdir()) if path.suffix in DEVICE]
+    return [HERE.parent / "ct.h", *found]
 
 
 @dataclass(frozen=True)
 class Cubin:
     """What came out of building one kernel."""
 
+    family: Family
     kernel: Kernel
     path: Path
     sha256: str
@@ -116,38 +88,29 @@ def run(command: list[str | Path], what: str) -> str:
     return result.stdout + result.stderr
 
 
-def digest_of_inputs(kernel: Kernel, nvcc: Path) -> str:
+def digest_of_inputs(family: Family, kernel: Kernel, nvcc: Path) -> str:
     """Changes when the machine code could: sources, constants, compiler."""
     digest = hashlib.sha256(f"{kernel} {nvcc_version(nvcc)}".encode())
-    for path in INPUTS:
+    for path in inputs_of(family):
         digest.update(path.read_bytes())
     return digest.hexdigest()
 
 
-def compile_kernel(kernel: Kernel, nvcc: Path, out: Path) -> Cubin:
+def compile_kernel(family: Family, kernel: Kernel, nvcc: Path, out: Path) -> Cubin:
     """Build one cubin, or take the one that is there if none of its inputs changed."""
     work = out / "kernels" / kernel.name
     cubin = out / "cubins" / f"{kernel.name}.cubin"
     log, stamp = work / "ptxas.log", work / "inputs.sha256"
-    wanted = digest_of_inputs(kernel, nvcc)
+    wanted = digest_of_inputs(family, kernel, nvcc)
     if not (cubin.exists() and log.exists() and stamp.exists() and stamp.read_text() == wanted):
         work.mkdir(parents=True, exist_ok=True)
         cubin.parent.mkdir(parents=True, exist_ok=True)
         stamp.unlink(missing_ok=True)
-        (work / "wgmma.h").write_text(header(kernel.head_dim, kernel.tile_k, kernel.rows, kernel.dtype))
-        constants = {
-            "HEAD_DIM": kernel.head_dim,
-            "TILE_K": kernel.tile_k,
-            "WARPGROUPS": kernel.warpgroups,
-            "ROWS": kernel.rows,
-            "STAGES": kernel.stages,
-            "CTAS": kernel.ctas,
-            "ELEMENT_IS_BFLOAT16": int(kernel.dtype == "bfloat16"),
-        }
+        (work / "wgmma.h").write_text(family.products(kernel))
         run(
             [nvcc, "-ptx", "-O3", "-std=c++17", "-gencode=arch=compute_90a,code=compute_90a",
-             "-Werror=all-warnings", f"-I{work}", *(f"-D{k}={v}" for k, v in constants.items()),
-             "-o", work / "kernel.ptx", SOURCE],
+             "-Werror=all-warnings", f"-I{work}", *(f"-D{k}={v}" for k, v in kernel.macros.items()),
+             "-o", work / "kernel.ptx", family.folder / family.source],
             f"{kernel.name}: nvcc",
         )
         try:
@@ -170,13 +133,15 @@ def compile_kernel(kernel: Kernel, nvcc: Path, out: Path) -> Cubin:
         raise BuildError(f"{kernel.name}: ptxas did not report registers and spills:\n{report}")
     if any(int(memory[i]) for i in (1, 2, 3)):
         raise BuildError(f"{kernel.name}: {memory[0]}; a shipped kernel keeps everything in registers")
-    return Cubin(kernel, cubin, hashlib.sha256(cubin.read_bytes()).hexdigest(), int(registers[1]), int(memory[2]))
+    sha256 = hashlib.sha256(cubin.read_bytes()).hexdigest()
+    return Cubin(family, kernel, cubin, sha256, int(registers[1]), int(memory[2]))
 
 
-def table_source(cubins: list[Cubin]) -> str:
-    """kernel_table.c: each cubin as bytes (.incbin), and one row of constants for each."""
-    lines = ["/* Written by csrc/kernels/build_cubins.py. */", '#include "kernels/kernel_table.h"', "",
-             '#include "kernels/attention_fwd.h"', ""]
+def table_source(cubins: list[Cubin], found: list[Family]) -> str:
+    """kernel_table.c: each cubin as bytes (.incbin), one row of constants for each, and each family's part of them."""
+    lines = ["/* Written by csrc/kernels/build_cubins.py. */", '#include "kernels/kernel_table.h"', ""]
+    lines += [f'#include "families/{family.name}/{family.params}"' for family in found]
+    lines.append("")
     for index, cubin in enumerate(cubins):
         symbol = f"dhp_cubin_{index}"
         lines += [
@@ -188,35 +153,44 @@ def table_source(cubins: list[Cubin]) -> str:
     for index, cubin in enumerate(cubins):
         k = cubin.kernel
         lines += [
-            f"  {{.name = \"{k.name}\", .cubin_sha256 = \"{cubin.sha256}\", .cubin = dhp_cubin_{index},",
+            f"  {{.name = \"{k.name}\", .family = \"{cubin.family.name}\", .entry = \"{cubin.family.entry}\",",
+            f"   .cubin_sha256 = \"{cubin.sha256}\", .cubin = dhp_cubin_{index},",
             f"   .cubin_size = {cubin.path.stat().st_size}, .dtype = DHP_{k.dtype.upper()}, .head_dim = {k.head_dim},",
-            f"   .tile_q = {k.warpgroups * k.rows}, .tile_k = {k.tile_k}, .warpgroups = {k.warpgroups},",
-            f"   .stages = {k.stages}, .ctas = {k.ctas}, .turn_cycles = {k.turn_cycles},",
-            f"   .threads = {k.warpgroups} * DHP_FWD_WARPGROUP,",
-            f"   .shared_bytes = DHP_FWD_SHARED_BYTES({k.head_dim}, {k.tile_k}, {k.warpgroups}, {k.rows}, {k.stages}),",
+            f"   .warpgroups = {k.warpgroups}, .rows = {k.rows}, .tile_q = {k.warpgroups * k.rows},",
+            f"   .tile_k = {k.tile_k}, .stages = {k.stages}, .ctas_per_sm = {k.ctas_per_sm},",
+            f"   .step_cycles = {k.step_cycles}, .threads = {k.warpgroups} * DHP_WARPGROUP_THREADS,",
+            f"   .shared_bytes = {cubin.family.shared_bytes}({k.head_dim}, {k.tile_k}, {k.warpgroups}, {k.rows}, "
+            f"{k.stages}),",
             f"   .registers = {cubin.registers}, .spill_bytes = {cubin.spill_bytes}}},",
         ]
     if not cubins:
         lines.append("  {0} /* C wants one element; the size below says there is none */")
-    lines += ["};", f"const int dhp_kernel_table_size = {len(cubins)};", ""]
-    return "\n".join(lines)
+    lines += ["};", f"const int dhp_kernel_table_size = {len(cubins)};"]
+    first = 0
+    for family in found:
+        count = sum(cubin.family is family for cubin in cubins)
+        lines.append(f"const dhp_family dhp_family_{family.name} = {{dhp_kernel_table + {first}, {count}}};")
+        first += count
+    return "\n".join([*lines, ""])
 
 
 def build(out: Path, jobs: int | None = None) -> Path:
     """Build everything under `out` and return the path of kernel_table.c, whose table is empty if there is no nvcc.
     BuildError says what failed."""
     nvcc = find_nvcc()
+    found = families()
     cubins: list[Cubin] = []
     if nvcc:
+        wanted = [(family, kernel) for family in found for kernel in family.kernels]
         with ThreadPoolExecutor(jobs or os.cpu_count()) as pool:
-            cubins = list(pool.map(lambda kernel: compile_kernel(kernel, nvcc, out), KERNELS))
+            cubins = list(pool.map(lambda pair: compile_kernel(pair[0], pair[1], nvcc, out), wanted))
     shipped = {cubin.path for cubin in cubins}
     for old in (out / "cubins").glob("*.cubin"):
         if old not in shipped:
             old.unlink()
     table = out / "kernels" / "kernel_table.c"
     table.parent.mkdir(parents=True, exist_ok=True)
-    source = table_source(cubins)
+    source = table_source(cubins, found)
     if not table.exists() or table.read_text() != source:  # an unchanged table leaves the host core up to date
         table.write_text(source)
     return table
@@ -236,7 +210,8 @@ def main() -> int:
     if nvcc is None:
         print("nvcc was not found (CUDA_HOME, else PATH): no kernels built, the package will be CPU-only")
     else:
-        print(f"{len(KERNELS)} cubins under {arguments.out / 'cubins'} (nvcc {nvcc_version(nvcc)})")
+        count = sum(len(family.kernels) for family in families())
+        print(f"{count} cubins under {arguments.out / 'cubins'} (nvcc {nvcc_version(nvcc)})")
     return 0
 
 

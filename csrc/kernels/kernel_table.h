@@ -1,10 +1,23 @@
-/* kernel_table.h - the shipped kernels; the table itself is written by kernels/build_cubins.py, empty without nvcc. */
+/*
+ * kernel_table.h - the shipped kernels, family by family. The tables are written by kernels/build_cubins.py, and are
+ * empty without nvcc.
+ */
 #ifndef DHP_KERNEL_TABLE_H
 #define DHP_KERNEL_TABLE_H
 
 #include "../dhp_fa.h"
 
+enum { DHP_WARPGROUP_THREADS = 128 };
+
+/* All kernels; those of a family stand together. */
 extern const dhp_kernel_info dhp_kernel_table[];
 extern const int dhp_kernel_table_size;
+
+/* A family's part of the table. The host code of family NAME declares its own: extern const dhp_family dhp_family_NAME.
+ */
+typedef struct dhp_family {
+  const dhp_kernel_info *kernels;
+  int count;
+} dhp_family;
 
 #endif

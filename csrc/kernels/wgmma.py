@@ -1,4 +1,4 @@
-"""Write wgmma.h: the two matrix products of one forward kernel, as functions over register arrays.
+"""The text of wgmma.h: the matrix products of one kernel, as functions over register arrays.
 
 An inline-asm statement must name each of its up to 128 accumulator registers, so the text is generated.
 PTX ISA 9.0, section 9.7.15.5 (wgmma.mma_async).
@@ -48,20 +48,6 @@ static __device__ __forceinline__ void {name}(float *d, {a_parameter}, uint32_t 
 """
 
 
-def header(head_dim: int, tile_k: int, rows: int, dtype: str) -> str:
-    """The text of wgmma.h for one kernel.
-
-    With 32 rows of Q every other group of eight of the 64 rows is nobody's. The groups overlap, four rows apart: so
-    group 2 g begins at row 8 g, and Q lies in shared memory as always.
-    """
-    scores = product(
-        "wgmma_scores",
-        f"S[64, {tile_k}] (+)= Q[64, 16] K[{tile_k}, 16]^T, both K-major in shared memory",
-        tile_k, dtype, a_group_bytes=GROUP_BYTES * rows // 64, transpose_b=False,
-    )
-    output = product(
-        "wgmma_output",
-        f"O[64, {head_dim}] (+)= P[64, 16] V[16, {head_dim}], P in registers, V MN-major in shared memory",
-        head_dim, dtype, a_group_bytes=None, transpose_b=True,
-    )
-    return f"#include <stdint.h>\n\n{scores}\n{output}"
+def header(*products: str) -> str:
+    """The text of wgmma.h for one kernel."""
+    return "\n".join(("#include <stdint.h>\n", *products))

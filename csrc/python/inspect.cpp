@@ -25,11 +25,11 @@ static dhp_dtype dtype_from(const std::string &name) {
 }
 
 static py::dict kernel_dict(const dhp_kernel_info &k) {
-  return py::dict("name"_a = k.name, "cubin_sha256"_a = k.cubin_sha256, "dtype"_a = dtype_name(k.dtype),
-                  "head_dim"_a = k.head_dim, "tile_q"_a = k.tile_q, "tile_k"_a = k.tile_k,
-                  "warpgroups"_a = k.warpgroups, "stages"_a = k.stages, "ctas"_a = k.ctas,
-                  "turn_cycles"_a = k.turn_cycles, "threads"_a = k.threads, "shared_bytes"_a = k.shared_bytes,
-                  "registers"_a = k.registers, "spill_bytes"_a = k.spill_bytes);
+  return py::dict("name"_a = k.name, "family"_a = k.family, "entry"_a = k.entry, "cubin_sha256"_a = k.cubin_sha256,
+                  "dtype"_a = dtype_name(k.dtype), "head_dim"_a = k.head_dim, "warpgroups"_a = k.warpgroups,
+                  "rows"_a = k.rows, "tile_q"_a = k.tile_q, "tile_k"_a = k.tile_k, "stages"_a = k.stages,
+                  "ctas_per_sm"_a = k.ctas_per_sm, "step_cycles"_a = k.step_cycles, "threads"_a = k.threads,
+                  "shared_bytes"_a = k.shared_bytes, "registers"_a = k.registers, "spill_bytes"_a = k.spill_bytes);
 }
 
 static py::list kernels() {
@@ -73,28 +73,33 @@ static py::object plan(const Shape &q, const Shape &k, const std::string &dtype,
   if (dhp_plan_attention(&args, &plan, &error) != DHP_OK) throw std::invalid_argument(error.text);
   if (!plan.kernel) return py::none();
   return py::dict("kernel"_a = plan.kernel->name, "grid"_a = plan.grid, "items"_a = plan.items,
-                  "twins"_a = plan.twins != 0, "heads_per_tile"_a = plan.heads_per_tile, "q_tiles"_a = plan.q_tiles,
-                  "listed_packs"_a = plan.listed_packs, "threads"_a = plan.kernel->threads,
-                  "shared_bytes"_a = plan.kernel->shared_bytes);
+                  "mirrored"_a = plan.mirrored != 0, "heads_per_tile"_a = plan.heads_per_tile,
+                  "q_tiles"_a = plan.q_tiles, "listed_groups"_a = plan.listed_groups,
+                  "threads"_a = plan.kernel->threads, "shared_bytes"_a = plan.kernel->shared_bytes);
 }
 
 static py::dict build_info() {
   return py::dict("version"_a = DHP_VERSION,
                   "cuda"_a = sizeof(DHP_NVCC_VERSION) > 1 ? py::object(py::str(DHP_NVCC_VERSION)) : py::none(),
-                  "compiler"_a = __VERSION__, "max_head_dim_cuda"_a = dhp_cuda_max_head_dim());
+                  "compiler"_a = __VERSION__, "max_head_dim_cuda"_a = dhp_cuda_max_head_dim(),
+                  "sources"_a = py::dict("all"_a = DHP_SOURCES_DIGEST, "launch"_a = DHP_LAUNCH_DIGEST));
 }
 
 PYBIND11_MODULE(_inspect, m) {
   m.doc() = "What this build of dhp_safe_fa ships, and what it would launch. Host only: no tensor passes here.";
   m.def("kernels", &kernels,
-        "The shipped GPU kernels, one dict each: name, cubin_sha256, dtype, head_dim, tile_q, tile_k, warpgroups, "
-        "stages, ctas (a multiprocessor), turn_cycles, threads, shared_bytes, registers, spill_bytes. "
+        "The shipped GPU kernels, one dict each: name, family, entry, cubin_sha256, dtype, head_dim, warpgroups, rows "
+        "(of a warpgroup), tile_q, tile_k, stages, ctas_per_sm, step_cycles, threads, shared_bytes, registers, "
+        "spill_bytes. "
         "Empty in a build without nvcc.");
   m.def("cubin", &cubin, "name"_a, "The machine code of one shipped kernel, an ELF file. KeyError for another name.");
   m.def("plan", &plan, "q_shape"_a, "k_shape"_a, "dtype"_a, "is_causal"_a = false, "causal_offset"_a = 0,
         "The launch for q of shape [B, Hq, Sq, D] and k, v of shape [B, Hk, Sk, D] on a Hopper GPU: kernel, grid, "
-        "items (query tiles, or two of them), twins, heads_per_tile, q_tiles, listed_packs, threads, "
+        "items (query tiles, or two of them), mirrored, heads_per_tile, q_tiles, listed_groups, threads, "
         "shared_bytes; None for an empty "
         "output. ValueError names what is wrong.");
-  m.def("build_info", &build_info, "version, cuda (nvcc's version or None), compiler, max_head_dim_cuda.");
+  m.def(
+      "build_info", &build_info,
+      "version, cuda (nvcc's version or None), compiler, max_head_dim_cuda; sources: SHA-256 of what was built: all of "
+      "csrc and setup.py, and of these what takes part in a launch.");
 }

@@ -10,12 +10,12 @@
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
 
+#include <cctype>
 #include <cmath>
 #include <cstring>
 #include <optional>
 #include <stdexcept>
 #include <string>
-#include <tuple>
 
 #include "../dhp_fa.h"
 
@@ -36,13 +36,33 @@ void check(AOTITorchError code) {
 
 /* ---- torch tensor to dhp_tensor -------------------------------------------------------------------------------- */
 
+/* As Python calls it. C++ has names of its own for the older dtypes; those of the later ones differ in their case. */
+std::string dtype_name(ScalarType dtype) {
+  switch (dtype) {
+  case ScalarType::Byte: return "uint8";
+  case ScalarType::Char: return "int8";
+  case ScalarType::Short: return "int16";
+  case ScalarType::Int: return "int32";
+  case ScalarType::Long: return "int64";
+  case ScalarType::Double: return "float64";
+  case ScalarType::ComplexHalf: return "complex32";
+  case ScalarType::ComplexFloat: return "complex64";
+  case ScalarType::ComplexDouble: return "complex128";
+  default: break;
+  }
+  std::string name = torch::headeronly::toString(dtype);
+  for (char &letter : name)
+    letter = static_cast<char>(std::tolower(static_cast<unsigned char>(letter)));
+  return name;
+}
+
 dhp_dtype dtype_of(const char *name, const Tensor &t) {
   switch (t.scalar_type()) {
   case ScalarType::Float: return DHP_FLOAT32;
   case ScalarType::Half: return DHP_FLOAT16;
   case ScalarType::BFloat16: return DHP_BFLOAT16;
   default:
-    fail(std::string(name) + ": dtype " + torch::headeronly::toString(t.scalar_type()) +
+    fail(std::string(name) + ": dtype " + dtype_name(t.scalar_type()) +
          "; supported: float32 (CPU only), float16, bfloat16");
   }
 }
@@ -168,6 +188,32 @@ Tensor output_like(const Tensor &q, const dhp_tensor &d) {
 
 /* ---- one call -------------------------------------------------------------------------------------------------- */
 
+/* What may follow q, k and v: the options of the schemas in dhp_safe_fa/_ops.py, in their order. */
+struct Options {
+  bool is_causal;
+  std::optional<double> scale;
+  int64_t causal_offset;
+};
+
+struct Call {
+  Tensor q, k, v;
+  Options options;
+};
+
+/* Python's None arrives as a tensor that is not defined. */
+Tensor given(const char *name, StableIValue value) {
+  Tensor t = torch::stable::detail::to<Tensor>(value);
+  if (!t.defined()) fail(std::string(name) + ": None; expected a tensor [B, H, S, D]");
+  return t;
+}
+
+Call call_from(const StableIValue *stack, uint64_t arguments) {
+  using torch::stable::detail::to;
+  if (arguments != 6) fail("the schema has " + std::to_string(arguments) + " arguments, the library was built for 6");
+  const Options options{to<bool>(stack[3]), to<std::optional<double>>(stack[4]), to<int64_t>(stack[5])};
+  return {given("q", stack[0]), given("k", stack[1]), given("v", stack[2]), options};
+}
+
 /* Before any memory is spent: what the C core would refuse whatever the layout. */
 void refuse_unsupported(dhp_attention args, bool on_cuda) {
   args.q.stride[3] = args.k.stride[3] = args.v.stride[3] = 1; /* as they will be when they are read */
@@ -176,8 +222,10 @@ void refuse_unsupported(dhp_attention args, bool on_cuda) {
   if (dhp_attention_check(&args, on_cuda, &error) != DHP_OK) fail(error.text);
 }
 
-Tensor forward(const Tensor &q, const Tensor &k, const Tensor &v, bool is_causal, std::optional<double> scale,
-               int64_t causal_offset, Tensor *lse) {
+/* attention, and the lse where it is wanted. */
+Tensor forward(const Call &call, Tensor *lse) {
+  const Tensor &q = call.q, &k = call.k, &v = call.v;
+  const Options &options = call.options;
   if (autograd_is_listening()) {
     refuse_gradients("q", q);
     refuse_gradients("k", k);
@@ -189,9 +237,10 @@ Tensor forward(const Tensor &q, const Tensor &k, const Tensor &v, bool is_causal
   args.q = describe("q", q);
   args.k = describe("k", k);
   args.v = describe("v", v);
-  args.is_causal = is_causal;
-  args.causal_offset = causal_offset;
-  args.scale = static_cast<float>(scale ? *scale : 1.0 / std::sqrt(static_cast<double>(args.q.size[3])));
+  args.is_causal = options.is_causal;
+  args.causal_offset = options.causal_offset;
+  const double usual_scale = 1.0 / std::sqrt(static_cast<double>(args.q.size[3]));
+  args.scale = static_cast<float>(options.scale.value_or(usual_scale));
   refuse_unsupported(args, q.is_cuda());
 
   Tensor out = output_like(q, args.q);
@@ -219,27 +268,25 @@ Tensor forward(const Tensor &q, const Tensor &k, const Tensor &v, bool is_causal
 }
 
 /* ---- the operators --------------------------------------------------------------------------------------------- */
+/* Arguments come and results go on torch's stack, as TORCH_BOX would have it for functions that name each argument. */
 
-Tensor attention(const Tensor &q, const Tensor &k, const Tensor &v, bool is_causal, std::optional<double> scale,
-                 int64_t causal_offset) {
-  return forward(q, k, v, is_causal, scale, causal_offset, nullptr);
+void attention(StableIValue *stack, uint64_t arguments, uint64_t) {
+  stack[0] = torch::stable::detail::from(forward(call_from(stack, arguments), nullptr));
 }
 
-std::tuple<Tensor, Tensor> attention_lse(const Tensor &q, const Tensor &k, const Tensor &v, bool is_causal,
-                                         std::optional<double> scale, int64_t causal_offset) {
+void attention_lse(StableIValue *stack, uint64_t arguments, uint64_t) {
   Tensor lse;
-  Tensor out = forward(q, k, v, is_causal, scale, causal_offset, &lse);
-  return {out, lse};
+  stack[0] = torch::stable::detail::from(forward(call_from(stack, arguments), &lse));
+  stack[1] = torch::stable::detail::from(lse);
+}
+
+void implement(torch::stable::detail::StableLibrary &library) {
+  library.impl("attention", &attention);
+  library.impl("attention_lse", &attention_lse);
 }
 
 } // namespace
 
-STABLE_TORCH_LIBRARY_IMPL(dhp, CPU, m) {
-  m.impl("attention", TORCH_BOX(&attention));
-  m.impl("attention_lse", TORCH_BOX(&attention_lse));
-}
+STABLE_TORCH_LIBRARY_IMPL(dhp, CPU, m) { implement(m); }
 
-STABLE_TORCH_LIBRARY_IMPL(dhp, CUDA, m) {
-  m.impl("attention", TORCH_BOX(&attention));
-  m.impl("attention_lse", TORCH_BOX(&attention_lse));
-}
+STABLE_TORCH_LIBRARY_IMPL(dhp, CUDA, m) { implement(m); }

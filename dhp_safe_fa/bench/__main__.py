@@ -8,7 +8,8 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 import torch
@@ -16,23 +17,36 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from dhp_safe_fa import _inspect
-from dhp_safe_fa.bench import anchors, tables
-from dhp_safe_fa.bench.cases import DTYPES, Case, select
+from dhp_safe_fa.bench import anchors, meter
+from dhp_safe_fa.bench.cases import DTYPES, LAYOUTS, Case, select
+from dhp_safe_fa.bench.directions import FORWARD, Direction
 from dhp_safe_fa.bench.environment import environment, missing_hopper
 from dhp_safe_fa.bench.measurement import Settings, WrongResult, host_overhead, measure
-from dhp_safe_fa.bench.peers import Candidate, candidates, one_line
+from dhp_safe_fa.bench.peers import Candidate, one_line
 from dhp_safe_fa.bench.results import Report, Result, load, save
+from dhp_safe_fa.bench.show import tables
+from dhp_safe_fa.bench.sustained import SustainedSettings, measure_sustained
 
 # Samples of the host's time a candidate: each is short.
 HOST_ROUNDS = 21
+
+# Below this time calls are also measured alone: launches overlap by about 1 µs, which is 2 % of it.
+ALONE_BELOW_US = 50.0
+
+# Who is run for seconds at a time unless --peers says otherwise: those that are as fast.
+SUSTAINED_PEERS = ("cudnn", "fa3")
+
+SHORT_SAMPLES = "its ratios are of short samples at one clock for everybody"
 
 EPILOG = """\
 examples:
   %(prog)s --quick
   %(prog)s --shapes sweep --dtype float16 --json sweep.json --plot sweep.png
+  %(prog)s --shapes start anchors --peers flash cudnn --json anchors.json
+  %(prog)s --sustained --json sustained.json
   %(prog)s --shapes 4,16,1024,64:causal:float16 2,32,8192,64
   %(prog)s --shapes odd 8,32/4,2500,64:causal 16,32/8,1/4096,128
-  %(prog)s --from sweep.json --plot sweep.svg
+  %(prog)s --from sweep.json --plot sweep.svg --plot-all sweep_all.svg
 
 benchmarks/README.md says how times are taken and what the JSON file holds.
 """
@@ -54,20 +68,32 @@ def parser() -> argparse.ArgumentParser:
         "--shapes",
         nargs="+",
         metavar="WORD",
-        help="start, sweep, odd (or start,odd), or B,H[/Hk],S[/Sk],D[:full|:causal][:dtype]; "
+        help="start, sweep, odd, anchors, sustained (or start,odd), or B,H[/Hk],S[/Sk],D[:full|:causal][:dtype]; "
         "default: start and sweep on cuda, start on cpu",
     )
     p.add_argument(
         "--dtype", nargs="+", choices=DTYPES, help="default: float16 (cuda) or float32 (cpu), bfloat16 at a few shapes"
     )
+    p.add_argument("--layout", choices=LAYOUTS, help="how inputs are stored; default: BSHD, as models have them")
+    p.add_argument("--peers", nargs="+", metavar="NAME", help="only these peers; --list names them")
     p.add_argument("--quick", action="store_true", help="3 rounds of 5 ms instead of 7 of 20 ms, fewer lengths")
     p.add_argument("--cold", action="store_true", help="rotate through inputs so that L2 never holds them (cuda)")
     p.add_argument(
-        "--anchors", type=Path, metavar="CSV", help="estimate FlashAttention-3 from its ratio to cuDNN in this file"
+        "--sustained",
+        action="store_true",
+        help="each candidate by itself for a second at a time, with clock and power (cuda; needs nvidia-ml-py)",
+    )
+    p.add_argument(
+        "--anchors",
+        type=Path,
+        metavar="CSV",
+        help="estimate FlashAttention-3, where it is not installed, from its ratio to cuDNN in this file; "
+        "default: benchmarks/anchors_h100_forward.csv of a checkout",
     )
     p.add_argument("--seed", type=int, help="repeat the inputs of a run (its JSON file says the seed)")
     p.add_argument("--json", type=Path, metavar="FILE", help="write the results, measured and derived")
-    p.add_argument("--plot", type=Path, metavar="FILE", help="write TFLOP/s as a picture (needs matplotlib)")
+    p.add_argument("--plot", type=Path, metavar="FILE", help="write TFLOP/s as a picture of at most four panels")
+    p.add_argument("--plot-all", type=Path, metavar="FILE", help="the same of everything (both need matplotlib)")
     p.add_argument("--from", dest="stored", type=Path, metavar="JSON", help="show stored results, measure nothing")
     p.add_argument("--list", action="store_true", help="list cases and candidates, measure nothing")
     return p
@@ -83,10 +109,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         tables.show(report, tables.make_console())
         if args.json:
             save(report, args.json)
-        if args.plot:
-            from dhp_safe_fa.bench import plot
+        if args.plot or args.plot_all:
+            from dhp_safe_fa.bench.show import plot
 
-            plot.save(report, args.plot)
+            if args.plot:
+                plot.save(report, args.plot)
+            if args.plot_all:
+                plot.save_all(report, args.plot_all)
     except (UsageError, ValueError, OSError) as error:
         print(f"dhp_safe_fa.bench: {error}", file=sys.stderr)
         return 2
@@ -95,58 +124,124 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _check_outputs(args: argparse.Namespace) -> None:
     """Finds out before a long run that its results could not be written."""
-    for option, path in (("--json", args.json), ("--plot", args.plot)):
-        if path and not (path.parent.is_dir() and os.access(path.parent, os.W_OK) and not path.is_dir()):
+    pictures = [(o, path) for o, path in (("--plot", args.plot), ("--plot-all", args.plot_all)) if path]
+    for option, path in [*pictures, *([("--json", args.json)] if args.json else [])]:
+        if not (path.parent.is_dir() and os.access(path.parent, os.W_OK) and not path.is_dir()):
             raise UsageError(f"{option} {path}: cannot write there")
-    if args.plot:
+    for option, path in pictures:
         try:
-            from dhp_safe_fa.bench import plot
+            from dhp_safe_fa.bench.show import plot
         except ImportError as error:
-            raise UsageError(f"--plot needs matplotlib (pip install 'dhp_safe_fa[plot]'): {error}") from error
-        plot.check_name(args.plot)
+            raise UsageError(f"{option} needs matplotlib (pip install 'dhp_safe_fa[plot]'): {error}") from error
+        plot.check_name(path)
 
 
 def _stored(args: argparse.Namespace) -> Report:
-    """A stored run; with --anchors also its estimates of FlashAttention-3."""
-    options = ("device", "shapes", "dtype", "quick", "cold", "seed", "list")
+    """A stored run; with --anchors with estimates of FlashAttention-3 from that file in place of what it has."""
+    options = ("device", "shapes", "dtype", "layout", "peers", "quick", "cold", "sustained", "seed", "list")
     useless = [f"--{name}" for name in options if getattr(args, name) not in (None, False)]
     if useless:
         raise UsageError(f"--from measures nothing: {', '.join(useless)} cannot be given with it")
     report = load(args.stored)
     if args.anchors:
+        if "sustained_s" in report.settings:
+            raise UsageError(f"--anchors {args.anchors}: {SHORT_SAMPLES}, and {args.stored} is a sustained run")
         factors = anchors.load(args.anchors)
         report.results = [anchors.with_estimate(result, factors) for result in report.results]
     return report
 
 
-def _run(args: argparse.Namespace) -> Report | None:
+def _run(args: argparse.Namespace, direction: Direction = FORWARD) -> Report | None:
     """Measures what the arguments ask for; None if they ask for a list."""
+    if args.sustained and args.anchors:
+        raise UsageError(f"--anchors {args.anchors}: {SHORT_SAMPLES}, and --sustained takes longer ones")
+    if args.sustained and args.cold:
+        raise UsageError("--cold: --sustained measures with inputs in place")
+    device, missing = _device(args)
+    default_shapes = ["sustained"] if args.sustained else direction.default_sets[device]
+    cases, notes = served(select(args.shapes or default_shapes, args.dtype, device, args.quick, direction.sets), device)
+    everybody, absent = direction.candidates(device)
+    contestants = _chosen(everybody, args.peers or (SUSTAINED_PEERS if args.sustained else None), args.peers)
+    notes += absent
+    if missing:
+        notes.append(f"not run: everything on CUDA ({missing})")
+    if args.list:
+        print("\n".join([*(c.label for c in cases), f"candidates: {', '.join(c.name for c in everybody)}", *notes]))
+        return None
+    generator = torch.Generator(device)
+    seed = generator.seed() if args.seed is None else generator.manual_seed(args.seed).initial_seed()
+    layout = args.layout or LAYOUTS[0]
+    if args.sustained:
+        turns = SustainedSettings(rounds=1 if args.quick else 3, layout=layout)
+        return _sustained(cases, contestants, turns, seed, generator, notes)
+    factors: dict[Case, float] = {}
+    if device == "cuda" and not any(c.name == "fa3" for c in everybody):
+        factors, about = _factors(args.anchors, direction)
+        notes.append(about)
+    rounds, sample_ms = (3, 5) if args.quick else (7, 20)
+    settings = Settings(rounds, sample_ms, args.cold, layout=layout, alone_below_us=ALONE_BELOW_US)
+    report = Report(environment(device), {"device": device, "seed": seed, **vars(settings)}, notes=notes)
+    measured = _measure_all(cases, lambda case: measure(case, contestants, settings, device, generator))
+    report.results = [anchors.with_estimate(result, factors) for result in measured]
+    if not report.wrong:
+        short = direction.host_case[device]
+        report.host_us = host_overhead(short, contestants, device, generator, layout, HOST_ROUNDS)
+    return report
+
+
+def _device(args: argparse.Namespace) -> tuple[str, str | None]:
+    """(cuda or cpu, why not cuda). UsageError if an option needs a device that is not there."""
     missing = missing_hopper()
     if missing is None and not _inspect.kernels():
         missing = "this build has no GPU kernels: nvcc was not found"
     if args.device == "cuda" and missing:
         raise UsageError(f"--device cuda: {missing}")
     device = args.device or ("cpu" if missing else "cuda")
-    if device == "cpu" and (args.cold or args.anchors):
-        raise UsageError(f"{'--cold' if args.cold else '--anchors'} needs --device cuda")
-    factors = anchors.load(args.anchors) if args.anchors else {}
-    shapes = args.shapes or (["start"] if device == "cpu" else ["start", "sweep"])
-    cases, notes = served(select(shapes, args.dtype, device, args.quick), device)
-    contestants, absent = candidates(device)
-    notes += absent
-    if device == "cpu":
-        notes.append(f"not run: everything on CUDA ({missing or 'a Hopper GPU is there, but --device cpu was given'})")
-    if args.list:
-        print("\n".join([*(c.label for c in cases), f"candidates: {', '.join(c.name for c in contestants)}", *notes]))
-        return None
-    settings = Settings(rounds=3 if args.quick else 7, sample_ms=5 if args.quick else 20, cold=args.cold)
-    generator = torch.Generator(device)
-    seed = generator.seed() if args.seed is None else generator.manual_seed(args.seed).initial_seed()
-    report = Report(environment(device), {"device": device, "seed": seed, **vars(settings)}, notes=notes)
-    measured = _measure_all(cases, contestants, settings, device, generator)
-    report.results = [anchors.with_estimate(result, factors) for result in measured]
-    if not report.wrong:
-        report.host_us = host_overhead(contestants, device, generator, HOST_ROUNDS)
+    if device == "cuda":
+        return device, None
+    for option in ("cold", "sustained", "anchors"):
+        if getattr(args, option):
+            raise UsageError(f"--{option} needs --device cuda" + (f", and {missing}" if missing else ""))
+    return device, missing or "a Hopper GPU is there, but --device cpu was given"
+
+
+def _chosen(everybody: list[Candidate], names: Sequence[str] | None, asked: Sequence[str] | None) -> list[Candidate]:
+    """Ours and the peers of these names, all without names. UsageError if one that was asked for is not there."""
+    ours, *peers = everybody
+    known = [peer.name for peer in peers]
+    for name in asked or ():
+        if name not in known:
+            raise UsageError(f"--peers {name}: there is no such peer here; there are {', '.join(known)}")
+    return [ours, *(peer for peer in peers if names is None or peer.name in names)]
+
+
+def _factors(given: Path | None, direction: Direction) -> tuple[dict[Case, float], str]:
+    """FlashAttention-3's time by cuDNN's, from the file that was given or the checkout's; and a note on that."""
+    path = given or anchors.of_checkout(direction.case.direction)
+    if path is None:
+        return {}, "fa3 is not estimated: the anchors are in a checkout's benchmarks/ (--anchors names a file)"
+    return anchors.load(path), f"fa3~ is estimated from {path.name}, which was measured on an H100"
+
+
+def _sustained(
+    cases: list[Case],
+    contestants: list[Candidate],
+    settings: SustainedSettings,
+    seed: int,
+    generator: torch.Generator,
+    notes: list[str],
+) -> Report:
+    """FlashAttention-3 is not estimated: the anchors are of short samples."""
+    report = Report(environment("cuda"), {"device": "cuda", "seed": seed, **vars(settings)}, notes=notes)
+    with ExitStack() as stack:
+        found = meter.open_meter()
+        if isinstance(found, str):
+            notes.append(found)
+            print(f"dhp_safe_fa.bench: {found}", file=sys.stderr)
+        watching = None if isinstance(found, str) else stack.enter_context(found)
+        report.results = _measure_all(
+            cases, lambda case: measure_sustained(case, contestants, settings, generator, watching)
+        )
     return report
 
 
@@ -157,7 +252,7 @@ def served(cases: list[Case], device: str) -> tuple[list[Case], list[str]]:
     kept, notes = [], []
     for case in cases:
         try:
-            _inspect.plan(case.shape, case.key_shape, case.dtype, case.causal)
+            case.check_served()
             kept.append(case)
         except ValueError as error:
             notes.append(f"not run: head_dim {case.head_dim}, {case.dtype} ({error})")
@@ -166,9 +261,7 @@ def served(cases: list[Case], device: str) -> tuple[list[Case], list[str]]:
     return kept, list(dict.fromkeys(notes))
 
 
-def _measure_all(
-    cases: list[Case], contestants: list[Candidate], settings: Settings, device: str, generator: torch.Generator
-) -> list[Result]:
+def _measure_all(cases: list[Case], one: Callable[[Case], Result]) -> list[Result]:
     """All cases in order; one that is wrong or fails is reported at once and does not stop the others."""
     results = []
     errors = Console(stderr=True)
@@ -178,13 +271,13 @@ def _measure_all(
         for case in cases:
             bar.update(task, description=case.label)
             try:
-                result = measure(case, contestants, settings, device, generator)
+                result = one(case)
             except (WrongResult, RuntimeError) as error:  # RuntimeError: torch lacks memory, or the GPU failed
                 result = Result(case, wrong=one_line(error))
                 errors.print(f"FAIL {case.label}: {result.wrong}", soft_wrap=True, markup=False)
             results.append(result)
             bar.advance(task)
-            if device == "cuda":
+            if torch.cuda.is_initialized():
                 torch.cuda.empty_cache()  # the next case's graphs get the memory of this one's
     return results
 

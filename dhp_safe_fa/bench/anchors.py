@@ -7,17 +7,29 @@ from dataclasses import replace
 from pathlib import Path
 
 from dhp_safe_fa.bench.cases import MASKS, Case
-from dhp_safe_fa.bench.results import Outcome, Result
+from dhp_safe_fa.bench.results import TILDE, Outcome, Result
 
 # The tilde marks an estimate wherever the name appears.
-ESTIMATE = "fa3~"
+ESTIMATE = "fa3" + TILDE
+
+# What the anchors were measured in. float16 runs on the same units: the ratio is used there, too, and said to be this.
+DTYPE = "bfloat16"
+ESTIMATED_DTYPES = ("bfloat16", "float16")
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+
+
+def of_checkout(direction: str) -> Path | None:
+    """The project's own anchors of a direction; None outside a checkout, or if there are none."""
+    path = CHECKOUT / "benchmarks" / f"anchors_h100_{direction}.csv"
+    return path if path.exists() else None
 
 
 def load(path: Path) -> dict[Case, float]:
     """FlashAttention-3's time by cuDNN's, for every case of the table.
 
-    The CSV file has a row per case: dtype, batch, heads, seqlen, head_dim, mask (full, causal), sdpa_cudnn_tflops,
-    fa3_tflops; other columns are ignored.
+    The CSV file has a row per case: batch, heads, key_heads, seqlen_q, seqlen_k, head_dim, mask (full, causal),
+    sdpa_cudnn_tflops, fa3_tflops; other columns are ignored. The dtype is bfloat16.
 
     Raises:
         OSError: the file cannot be read.
@@ -28,8 +40,9 @@ def load(path: Path) -> dict[Case, float]:
         rows = csv.DictReader(file)
         try:
             for row in rows:
-                batch, heads, seqlen, head_dim = (int(row[name]) for name in ("batch", "heads", "seqlen", "head_dim"))
-                case = Case(batch, heads, seqlen, head_dim, MASKS[row["mask"]], row["dtype"])
+                batch, heads, seqlen, head_dim = (int(row[c]) for c in ("batch", "heads", "seqlen_q", "head_dim"))
+                keys = int(row["key_heads"]), int(row["seqlen_k"])
+                case = Case(batch, heads, seqlen, head_dim, MASKS[row["mask"]], DTYPE, *keys)
                 factors[case] = float(row["sdpa_cudnn_tflops"]) / float(row["fa3_tflops"])
         except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
             raise ValueError(f"{path}, line {rows.line_num}: not a row of anchors ({error!r})") from error
@@ -39,9 +52,18 @@ def load(path: Path) -> dict[Case, float]:
 
 
 def with_estimate(result: Result, factors: dict[Case, float]) -> Result:
-    """The result with an outcome "fa3~": cuDNN's times of this run, scaled. Unchanged if FlashAttention-3 itself ran or
-    was estimated before, if cuDNN did not run by graph, or if the table lacks the case."""
-    fa3, cudnn, factor = result.outcome("fa3"), result.outcome("cudnn"), factors.get(result.case)
-    if (fa3 and fa3.us) or result.outcome(ESTIMATE) or cudnn is None or cudnn.graph_us is None or factor is None:
+    """The result with an outcome "fa3~", cuDNN's times of this run, scaled, in place of an earlier estimate.
+
+    Unchanged without factors, or if FlashAttention-3 itself ran. There is no estimate if cuDNN did not run by graph, if
+    the table lacks the case, or for float32.
+    """
+    fa3, cudnn = result.outcome("fa3"), result.outcome("cudnn")
+    if not factors or (fa3 and fa3.us):
         return result
-    return replace(result, outcomes=(*result.outcomes, Outcome(ESTIMATE, graph_us=cudnn.graph_us.scaled(factor))))
+    measured = tuple(o for o in result.outcomes if o.name != ESTIMATE)
+    factor = factors.get(replace(result.case, dtype=DTYPE))
+    if result.case.dtype not in ESTIMATED_DTYPES or cudnn is None or cudnn.graph_us is None or factor is None:
+        return replace(result, outcomes=measured)
+    basis = f"cuDNN's time here × {factor:.3f}, which is their ratio in {DTYPE} in the anchors"
+    estimate = Outcome(ESTIMATE, graph_us=cudnn.graph_us.scaled(factor), basis=basis)
+    return replace(result, outcomes=(*measured, estimate))

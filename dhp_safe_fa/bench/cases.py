@@ -1,17 +1,30 @@
-"""What is measured: shapes, masks and dtypes, and how a user names them."""
+"""What is measured: a case says its sizes, makes its inputs, counts its work and knows what is right; and the sets of
+cases, with how a user names them.
+
+``Case`` is the forward. Another direction is a subclass that overrides what differs, and a ``Direction`` in
+directions.py.
+"""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import product
+from typing import Any, ClassVar, TypeAlias
 
 import torch
+from torch import Tensor
+
+from dhp_safe_fa import _inspect
+from dhp_safe_fa.bench import peers, reference
 
 DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
 MASKS = {"full": False, "causal": True}
+
+# How tensors of shape [B, H, S, D] lie in memory. BSHD: as models have them, whose projections write [B, S, H·D].
+LAYOUTS = ("BSHD", "BHSD")
 
 # (B, H, S, D) that the project began from.
 START_SHAPES = ((1, 8, 512, 64), (1, 16, 1024, 64), (4, 16, 1024, 64))
@@ -28,6 +41,11 @@ SWEEP_HEAD_DIMS = (64, 128, 256)
 # bfloat16 runs on the same units as float16: a few lengths show that.
 SWEEP_BFLOAT16_SEQLENS = (2048, 8192)
 QUICK_SEQLENS = (1024, 4096, 16384)
+
+# A second or more at a time takes long: of the sweep's long lengths the shortest and the longest, and one short causal
+# shape that keeps the GPU as busy.
+SUSTAINED_SEQLENS = (4096, 16384)
+SUSTAINED_SHORT = "16,16,1024,128:causal"
 
 # Lengths that no tile divides, and grouped-query attention, by device; full and causal.
 ODD_SHAPES = {
@@ -55,11 +73,18 @@ QUICK_STRIDE = 3
 _SIZES = re.compile(r"(?P<B>\d+),(?P<H>\d+)(/(?P<Hk>\d+))?,(?P<S>\d+)(/(?P<Sk>\d+))?,(?P<D>\d+)", re.ASCII)
 
 
+Inputs: TypeAlias = tuple[Tensor, ...]
+
+
 @dataclass(frozen=True)
 class Case:
     """Attention of q [batch, heads, seqlen, head_dim] to k and v [batch, key_heads, key_seqlen, head_dim].
 
     key_heads and key_seqlen become None where they are q's: equal cases are equal.
+
+    Class attributes:
+        direction: its name in stored results.
+        products: matrix products of q's rows, k's rows and head_dim that it takes, two operations a multiply-add.
 
     Raises:
         ValueError: key_heads does not divide heads, or a causal mask for different lengths; one sentence.
@@ -73,6 +98,9 @@ class Case:
     dtype: str
     key_heads: int | None = None
     key_seqlen: int | None = None
+
+    direction: ClassVar[str] = "forward"
+    products: ClassVar[int] = 2
 
     def __post_init__(self) -> None:
         if self.key_heads == self.heads:
@@ -124,8 +152,8 @@ class Case:
 
     @property
     def flops(self) -> float:
-        """4·B·H·Sq·Sk·D (two matrix products), halved for causal: the convention of the FlashAttention papers."""
-        return 4.0 * self.scores * self.head_dim / (2 if self.causal else 1)
+        """2·B·H·Sq·Sk·D for each product, halved for causal: the convention of the FlashAttention papers."""
+        return 2.0 * self.products * self.scores * self.head_dim / (2 if self.causal else 1)
 
     @property
     def input_bytes(self) -> int:
@@ -141,6 +169,35 @@ class Case:
     def in_sweep(self) -> bool:
         tokens, hidden = self.batch * self.seqlen, self.heads * self.head_dim
         return (tokens, hidden, self.key_shape) == (SWEEP_TOKENS, SWEEP_HIDDEN, self.shape)
+
+    def check_served(self) -> None:
+        """ValueError with the library's own sentence if no GPU kernel that was built serves the case."""
+        _inspect.plan(self.shape, self.key_shape, self.dtype, self.causal)
+
+    def draw(self, device: str, generator: torch.Generator, layout: str) -> Inputs:
+        """q, k and v of standard normal numbers, stored as the layout says (one of LAYOUTS)."""
+
+        def normal(shape: tuple[int, int, int, int]) -> Tensor:
+            b, h, s, d = shape
+            stored = (b, s, h, d) if layout == "BSHD" else shape
+            drawn = torch.randn(stored, generator=generator, device=device).to(self.torch_dtype)
+            return drawn.transpose(1, 2) if layout == "BSHD" else drawn
+
+        return normal(self.shape), normal(self.key_shape), normal(self.key_shape)
+
+    def bind(self, attend: peers.Attend, inputs: Inputs) -> Callable[[], Any]:
+        """The call that is timed, on inputs that ``draw`` made; ``judge`` knows its output.
+
+        What it needs beforehand is done here, once.
+        """
+        q, k, v = inputs
+        return lambda: attend(q, k, v, self.causal)
+
+    def judge(self, inputs: Inputs, generator: torch.Generator) -> reference.Judge:
+        """What is right for these inputs."""
+        q, k, v = inputs
+        true = reference.sample(q, k, v, self.causal, generator)
+        return reference.OutputJudge(self.dtype, true, lambda: peers.sdpa(q, k, v, self.causal))
 
 
 def parse_case(text: str, default_dtype: str) -> Case:
@@ -202,15 +259,37 @@ def odd_cases(dtypes: list[str] | None, device: str, quick: bool) -> list[Case]:
     return [parse_case(f"{sizes}:{mask}", dtype) for dtype in dtypes or [main] for mask, sizes in shapes]
 
 
-SETS = {"start": start_cases, "sweep": sweep_cases, "odd": odd_cases}
+def anchor_cases(dtypes: list[str] | None, device: str, quick: bool) -> list[Case]:
+    """The rows of the anchors: the whole sweep, without dtypes in bfloat16."""
+    return sweep_cases(dtypes or ["bfloat16"], device, quick)
 
 
-def select(shapes: Iterable[str], dtypes: list[str] | None, device: str, quick: bool) -> list[Case]:
+def sustained_cases(dtypes: list[str] | None, device: str, quick: bool) -> list[Case]:
+    """What is run for a second or more at a time; without dtypes in bfloat16."""
+    chosen = dtypes or ["bfloat16"]
+    short = [parse_case(SUSTAINED_SHORT, dtype) for dtype in chosen]
+    return short + [case for case in sweep_cases(chosen, device, quick) if case.seqlen in SUSTAINED_SEQLENS]
+
+
+CaseSet: TypeAlias = Callable[["list[str] | None", str, bool], "list[Case]"]
+SETS: Mapping[str, CaseSet] = {
+    "start": start_cases,
+    "sweep": sweep_cases,
+    "odd": odd_cases,
+    "anchors": anchor_cases,
+    "sustained": sustained_cases,
+}
+
+
+def select(
+    shapes: Iterable[str], dtypes: list[str] | None, device: str, quick: bool, sets: Mapping[str, CaseSet] = SETS
+) -> list[Case]:
     """The cases that ``--shapes``, ``--dtype`` and ``--quick`` ask for, each once, in a fixed order.
 
     Args:
         shapes: words as the command line takes them: set names joined by commas, or explicit shapes.
-        dtypes: dtypes of the sets; None chooses the device's own (see ``default_dtypes``).
+        dtypes: dtypes of the sets; None chooses the set's own.
+        sets: what the names mean.
 
     Raises:
         ValueError: one sentence about the word that cannot be read.
@@ -221,9 +300,9 @@ def select(shapes: Iterable[str], dtypes: list[str] | None, device: str, quick: 
             found += [parse_case(word, dtype) for dtype in dtypes or default_dtypes(device)[:1]]
             continue
         for name in word.split(","):
-            if name not in SETS:
-                raise ValueError(f"shapes '{word}': '{name}' is neither {_or(SETS)} nor a shape B,H,S,D[:mask][:dtype]")
-            found += SETS[name](dtypes, device, quick)
+            if name not in sets:
+                raise ValueError(f"shapes '{word}': '{name}' is neither {_or(sets)} nor a shape B,H,S,D[:mask][:dtype]")
+            found += sets[name](dtypes, device, quick)
     return list(dict.fromkeys(found))
 
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
-from torch import Tensor
 
-from dhp_safe_fa.bench import reference, timing
+from dhp_safe_fa.bench import timing
 from dhp_safe_fa.bench.cases import Case
-from dhp_safe_fa.bench.peers import Candidate, one_line, sdpa
+from dhp_safe_fa.bench.peers import Candidate, one_line
 from dhp_safe_fa.bench.results import Outcome, Result, Stats
 
 
@@ -20,41 +20,69 @@ class WrongResult(Exception):
 
 @dataclass(frozen=True)
 class Settings:
-    """rounds: samples of each candidate. sample_ms: length of one. cold: inputs rotate so that L2 never holds them.
-    eager: eager calls are timed beside CUDA graphs, and not only where there is no graph."""
+    """How cases are timed.
+
+    Attributes:
+        rounds: samples of each candidate.
+        sample_ms: length of one.
+        cold: inputs rotate so that L2 never holds them.
+        eager: eager calls are timed beside CUDA graphs, and not only where there is no graph.
+        layout: how the inputs are stored, one of cases.LAYOUTS.
+        alone_below_us: where the first candidate's time by graph is below this, everybody's calls are also timed alone,
+            another kernel between them; 0 is never.
+    """
 
     rounds: int = 7
     sample_ms: float = 20.0
     cold: bool = False
     eager: bool = True
+    layout: str = "BSHD"
+    alone_below_us: float = 0.0
 
 
 DEFAULT_SETTINGS = Settings()
 
 
-@dataclass
-class _Runner:
-    """A checked candidate with its samplers and what they returned."""
+@dataclass(frozen=True)
+class Checked:
+    """A candidate whose output was right, and its calls: ``call(i)`` works on input set i."""
 
     candidate: Candidate
     relative_error: float
-    eager: timing.Sampler | None
-    graph: timing.Sampler | None
-    graph_reason: str | None
-    eager_us: list[float]
-    graph_us: list[float]
+    call: timing.Call
+
+
+@dataclass(frozen=True)
+class Lineup:
+    """Who is to be timed on a case, and the outcomes of those who are not."""
+
+    present: list[Checked]
+    absent: dict[str, Outcome]
+    max_abs_diff_sdpa: float
+
+    def result(self, case: Case, candidates: Sequence[Candidate], measured: Sequence[Outcome]) -> Result:
+        """With the outcomes in the order of the candidates."""
+        outcomes = self.absent | {outcome.name: outcome for outcome in measured}
+        return Result(case, tuple(outcomes[candidate.name] for candidate in candidates), self.max_abs_diff_sdpa)
+
+
+@dataclass
+class _Runner:
+    """A checked candidate with its samplers, by the name of the outcome's field, and what they returned."""
+
+    checked: Checked
+    samplers: dict[str, timing.Sampler] = field(default_factory=dict)
+    reason: str | None = None
+    us: dict[str, list[float]] = field(default_factory=dict)
 
     def round(self) -> None:
-        with self.candidate.context():
-            if self.graph:
-                self.graph_us.append(self.graph())
-            if self.eager:
-                self.eager_us.append(self.eager())
+        with self.checked.candidate.context():
+            for name, sample in self.samplers.items():
+                self.us.setdefault(name, []).append(sample())
 
     def outcome(self) -> Outcome:
-        graph = Stats.of(self.graph_us) if self.graph_us else None
-        eager = Stats.of(self.eager_us) if self.eager_us else None
-        return Outcome(self.candidate.name, self.relative_error, graph, eager, self.graph_reason)
+        stats: dict[str, Any] = {name: Stats.of(values) for name, values in self.us.items()}
+        return Outcome(self.checked.candidate.name, self.checked.relative_error, reason=self.reason, **stats)
 
 
 def measure(
@@ -76,51 +104,69 @@ def measure(
     if generator is None:
         generator = torch.Generator(device)
         generator.seed()
-    inputs = [_draw(case, device, generator) for _ in range(_input_sets(case, settings, device))]
-    q, k, v = inputs[0]
-    true = reference.sample(q, k, v, case.causal, generator)
-    max_diff = 0.0
-    runners: list[_Runner] = []
-    absent: dict[str, Outcome] = {}
-    for candidate in candidates:
-        out = candidate.first_run(case, q, k, v)
-        if candidate is candidates[0]:
-            if isinstance(out, str):
-                raise WrongResult(f"{candidate.name} failed: {out}")
-            relative, max_diff, wrong = reference.verdict(case, out, true, sdpa(q, k, v, case.causal))
-            if wrong:
-                raise WrongResult(f"{candidate.name} is wrong: {wrong}")
-        elif isinstance(out, str):
-            absent[candidate.name] = Outcome(candidate.name, reason=out)
-            continue
-        else:
-            relative, _ = true.errors(out)
-            if not relative <= reference.PEER_FACTOR * reference.RELATIVE_ERROR[case.dtype]:
-                reason = f"wrong: relative error {relative:.2e}"
-                absent[candidate.name] = Outcome(candidate.name, relative, reason=reason)
-                continue
-        runners.append(_prepare(candidate, relative, case, inputs, settings, device))
+    input_sets = _input_sets(case, settings, device)
+    lineup = check(case, candidates, device, generator, settings.layout, input_sets)
+    runners = [_prepare(checked, settings, device, input_sets) for checked in lineup.present]
+    ours = runners[0].samplers.get("graph_us")
+    if settings.alone_below_us and ours and ours() < settings.alone_below_us:
+        _add_alone(runners, settings, device, input_sets)
     for round_number in range(settings.rounds):
         for runner in runners if round_number % 2 == 0 else reversed(runners):
             runner.round()
-    measured = {runner.candidate.name: runner.outcome() for runner in runners}
-    outcomes = tuple((measured | absent)[candidate.name] for candidate in candidates)
-    return Result(case, outcomes, max_diff)
+    return lineup.result(case, candidates, [runner.outcome() for runner in runners])
+
+
+def check(
+    case: Case,
+    candidates: Sequence[Candidate],
+    device: str,
+    generator: torch.Generator,
+    layout: str,
+    input_sets: int = 1,
+) -> Lineup:
+    """Runs every candidate on fresh inputs and judges what comes out.
+
+    Args:
+        input_sets: how many sets of inputs the calls rotate through.
+
+    Raises:
+        WrongResult: the first candidate fails, or is not accurate enough.
+    """
+    inputs = [case.draw(device, generator, layout) for _ in range(input_sets)]
+    judge = case.judge(inputs[0], generator)
+    present: list[Checked] = []
+    absent: dict[str, Outcome] = {}
+    difference = 0.0
+    for candidate in candidates:
+        name, calls = candidate.name, [case.bind(candidate.attend, one) for one in inputs]
+        out = candidate.first_run(calls[0], case.scores, device)
+        if candidate is candidates[0]:
+            if isinstance(out, str):
+                raise WrongResult(f"{name} failed: {out}")
+            relative, difference, wrong = judge.ours(out)
+            if wrong:
+                raise WrongResult(f"{name} is wrong: {wrong}")
+        elif isinstance(out, str):
+            absent[name] = Outcome(name, reason=out)
+            continue
+        else:
+            relative, wrong = judge.peer(out)
+            if wrong:
+                absent[name] = Outcome(name, relative, reason=wrong)
+                continue
+        present.append(Checked(candidate, relative, _rotating(calls)))
+    return Lineup(present, absent, difference)
 
 
 def host_overhead(
-    candidates: Sequence[Candidate], device: str, generator: torch.Generator, rounds: int
+    case: Case, candidates: Sequence[Candidate], device: str, generator: torch.Generator, layout: str, rounds: int
 ) -> dict[str, Stats]:
-    """What one eager call costs the calling thread, by candidate, on a shape whose own work is short.
-
-    On CUDA that is the smallest start shape, where the call returns before the work is done; on the CPU one query and
-    one key, which is next to no work.
-    """
-    case = Case(1, 8, 512, 64, False, "float16") if device == "cuda" else Case(1, 1, 1, 64, False, "float32")
-    q, k, v = _draw(case, device, generator)
-    present = [c for c in candidates if not isinstance(c.first_run(case, q, k, v), str)]
-    samplers = [(c, timing.host_sampler(_on_inputs(c, case, [(q, k, v)]), device)) for c in present]
-    times: dict[str, list[float]] = {c.name: [] for c in present}
+    """What one eager call costs the calling thread, by candidate, on a case whose own work is short."""
+    inputs = case.draw(device, generator, layout)
+    calls = [(c, case.bind(c.attend, inputs)) for c in candidates]
+    present = [(c, call) for c, call in calls if not isinstance(c.first_run(call, case.scores, device), str)]
+    samplers = [(c, timing.host_sampler(_rotating([call]), device)) for c, call in present]
+    times: dict[str, list[float]] = {c.name: [] for c, _ in present}
     for _ in range(rounds):
         for candidate, sampler in samplers:
             with candidate.context():
@@ -128,13 +174,9 @@ def host_overhead(
     return {name: Stats.of(values) for name, values in times.items()}
 
 
-def _draw(case: Case, device: str, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
-    """Standard normal q, k, v."""
-
-    def normal(shape: tuple[int, ...]) -> Tensor:
-        return torch.randn(shape, generator=generator, device=device).to(case.torch_dtype)
-
-    return normal(case.shape), normal(case.key_shape), normal(case.key_shape)
+def graph_reason(error: RuntimeError) -> str:
+    """Why a candidate was timed by eager calls."""
+    return f"no CUDA graph, eager times compared: {one_line(error)}"
 
 
 def _input_sets(case: Case, settings: Settings, device: str) -> int:
@@ -145,30 +187,33 @@ def _input_sets(case: Case, settings: Settings, device: str) -> int:
     return 1 + 2 * cache // case.input_bytes
 
 
-def _on_inputs(candidate: Candidate, case: Case, inputs: Sequence[tuple[Tensor, Tensor, Tensor]]) -> timing.Call:
-    attend, causal = candidate.attend, case.causal
-    if len(inputs) == 1:
-        q, k, v = inputs[0]
-        return lambda _: attend(q, k, v, causal)
-    return lambda i: attend(*inputs[i % len(inputs)], causal)
+def _rotating(calls: Sequence[Callable[[], Any]]) -> timing.Call:
+    if len(calls) == 1:
+        only = calls[0]
+        return lambda _: only()
+    return lambda i: calls[i % len(calls)]()
 
 
-def _prepare(
-    candidate: Candidate,
-    relative_error: float,
-    case: Case,
-    inputs: Sequence[tuple[Tensor, Tensor, Tensor]],
-    settings: Settings,
-    device: str,
-) -> _Runner:
-    call = _on_inputs(candidate, case, inputs)
-    graph, eager, reason = None, None, None
-    with candidate.context():
+def _prepare(checked: Checked, settings: Settings, device: str, input_sets: int) -> _Runner:
+    runner = _Runner(checked)
+    with checked.candidate.context():
         if device == "cuda":
             try:
-                graph = timing.graph_sampler(call, settings.sample_ms, len(inputs))
+                graph = timing.capture([checked.call], input_sets)
+                runner.samplers["graph_us"] = graph.sampler(settings.sample_ms)
             except RuntimeError as error:
-                reason = f"no CUDA graph, eager times compared: {one_line(error)}"
-        if settings.eager or graph is None:
-            eager = timing.eager_sampler(call, settings.sample_ms, device)
-    return _Runner(candidate, relative_error, eager, graph, reason, [], [])
+                runner.reason = graph_reason(error)
+        if settings.eager or not runner.samplers:
+            runner.samplers["eager_us"] = timing.eager_sampler(checked.call, settings.sample_ms, device)
+    return runner
+
+
+def _add_alone(runners: Sequence[_Runner], settings: Settings, device: str, input_sets: int) -> None:
+    """To all that could be captured: the same filler between everybody's calls."""
+    between = timing.filler(device)
+    for runner in runners:
+        if "graph_us" in runner.samplers:
+            call = runner.checked.call
+            with runner.checked.candidate.context():
+                sampler = timing.alone_sampler(call, between, settings.sample_ms, input_sets)
+            runner.samplers["alone_us"] = sampler

@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from typing import TypeAlias, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -15,11 +16,16 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import dhp_safe_fa
-from dhp_safe_fa.bench.cases import Case
 
 # Implementations that store q kᵀ are left out beyond this many elements: with float32 copies of it that is some
 # 10 GB on a GPU, and a second a call on a small CPU.
 MAX_STORED_SCORES = {"cuda": 2**29, "cpu": 2**27}
+
+
+T = TypeVar("T")
+
+# (q, k, v, is_causal) -> out; q and out are [B, H, S, D], k and v [B, Hk, Sk, D], of any layout in memory.
+Attend: TypeAlias = Callable[[Tensor, Tensor, Tensor, bool], Tensor]
 
 
 @dataclass(frozen=True)
@@ -28,26 +34,26 @@ class Candidate:
 
     Attributes:
         name: short, for a table's head.
-        attend: (q, k, v, is_causal) -> out; q and out are [B, H, S, D], k and v [B, Hk, Sk, D].
+        attend: the function; a case makes of it the call that is timed.
         context: entered around every use, outside what is timed.
         stores_scores: it keeps q kᵀ in memory, so it is left out where that is too large.
     """
 
     name: str
-    attend: Callable[[Tensor, Tensor, Tensor, bool], Tensor]
+    attend: Attend
     context: Callable[[], AbstractContextManager[object]] = nullcontext
     stores_scores: bool = False
 
-    def first_run(self, case: Case, q: Tensor, k: Tensor, v: Tensor) -> Tensor | str:
-        """The output, or one line that says why there is none."""
-        limit = MAX_STORED_SCORES[q.device.type]
-        if self.stores_scores and case.scores > limit:
+    def first_run(self, call: Callable[[], T], scores: int, device: str) -> T | str:
+        """The output of a case's call, or one line that says why there is none. scores: elements of its q kᵀ."""
+        limit = MAX_STORED_SCORES[device]
+        if self.stores_scores and scores > limit:
             return f"not run above {limit:.2g} stored scores"
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")  # torch tells through warnings why a backend does not serve a shape
             try:
                 with self.context():
-                    return self.attend(q, k, v, case.causal)
+                    return call()
             except (RuntimeError, ValueError, TypeError) as error:
                 return "; ".join(dict.fromkeys([one_line(error), *(one_line(w.message) for w in caught)]))
 

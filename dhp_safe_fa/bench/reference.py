@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
-
-from dhp_safe_fa.bench.cases import Case
 
 # Rows that are checked: all of a small output, else this many spread over all heads, never fewer than MIN_ROWS a head.
 SAMPLED_ROWS = 16384
@@ -80,16 +80,46 @@ def sdpa_difference(out: Tensor, expected: Tensor) -> tuple[float, float]:
     return float((out.float() - expected.float()).abs().max()), limit
 
 
-def verdict(case: Case, out: Tensor, true: Sample, expected: Tensor) -> tuple[float, float, str | None]:
-    """(relative error, largest difference to SDPA's output, what is wrong or None). NaN is wrong."""
-    relative, worst_row = true.errors(out)
-    difference, allowed = sdpa_difference(out, expected)
-    limit = RELATIVE_ERROR[case.dtype] * (1 if true.out.numel() >= ELEMENTS_FOR_NORM else 2)
-    wrong = None
-    if not relative <= limit:
-        wrong = f"relative error {relative:.2e} against float64, allowed {limit:.1e}"
-    elif not worst_row <= ROW_FACTOR * limit:
-        wrong = f"relative error {worst_row:.2e} of one row against float64, allowed {ROW_FACTOR * limit:.1e}"
-    elif not difference <= allowed:
-        wrong = f"differs from SDPA by {difference:.2e}, allowed {allowed:.1e}"
-    return relative, difference, wrong
+class Verdict(NamedTuple):
+    """relative_error: over the sample. max_abs_diff_sdpa: over the whole output. wrong: what is wrong, or None."""
+
+    relative_error: float
+    max_abs_diff_sdpa: float
+    wrong: str | None
+
+
+class Judge(Protocol):
+    """Says whether outputs of one case on one set of inputs are right."""
+
+    def ours(self, out: Any) -> Verdict:
+        """By the limits that this project keeps; NaN is wrong."""
+
+    def peer(self, out: Any) -> tuple[float, str | None]:
+        """(relative error, what is wrong or None): a peer has to compute the same thing, not as accurately."""
+
+
+@dataclass(frozen=True)
+class OutputJudge:
+    """Of the forward's output. expected: computes SDPA's output."""
+
+    dtype: str
+    true: Sample
+    expected: Callable[[], Tensor]
+
+    def ours(self, out: Tensor) -> Verdict:
+        relative, worst_row = self.true.errors(out)
+        difference, allowed = sdpa_difference(out, self.expected())
+        limit = RELATIVE_ERROR[self.dtype] * (1 if self.true.out.numel() >= ELEMENTS_FOR_NORM else 2)
+        wrong = None
+        if not relative <= limit:
+            wrong = f"relative error {relative:.2e} against float64, allowed {limit:.1e}"
+        elif not worst_row <= ROW_FACTOR * limit:
+            wrong = f"relative error {worst_row:.2e} of one row against float64, allowed {ROW_FACTOR * limit:.1e}"
+        elif not difference <= allowed:
+            wrong = f"differs from SDPA by {difference:.2e}, allowed {allowed:.1e}"
+        return Verdict(relative, difference, wrong)
+
+    def peer(self, out: Tensor) -> tuple[float, str | None]:
+        relative, _ = self.true.errors(out)
+        right = relative <= PEER_FACTOR * RELATIVE_ERROR[self.dtype]
+        return relative, None if right else f"wrong: relative error {relative:.2e}"

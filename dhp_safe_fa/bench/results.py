@@ -4,20 +4,29 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
 from dhp_safe_fa._files import write_whole
 from dhp_safe_fa.bench.cases import Case
+from dhp_safe_fa.bench.directions import DIRECTIONS
 
 SCHEMA = "dhp_safe_fa.bench/1"
+
+# Before the layout was recorded, inputs were contiguous [B, H, S, D].
+UNRECORDED_LAYOUT = "BHSD"
+
+# The mark of an estimate, at the end of a candidate's name.
+TILDE = "~"
+
+# Names of the best peer in geometric_mean_ratio: of those that were measured, and with estimates counted as peers.
+BEST, BEST_WITH_ESTIMATES = "best", "best~"
 
 
 @dataclass(frozen=True)
 class Stats:
-    """Microseconds per call over the rounds of a run."""
+    """Of one figure over the rounds of a run: microseconds per call, megahertz or watts."""
 
     median: float
     q1: float
@@ -46,18 +55,37 @@ class Stats:
 
 @dataclass(frozen=True)
 class Outcome:
-    """One candidate on one case. Either there are times, or a reason why not; graph_us only on CUDA."""
+    """One candidate on one case. Either there are times, or a reason why not.
+
+    Attributes:
+        name: with a tilde at its end it is an estimate, and not measured.
+        relative_error: against float64.
+        graph_us: by graph replay, calls back to back; only on CUDA.
+        eager_us: Python calls back to back.
+        reason: why a time is missing.
+        alone_us: by graph replay with another kernel between the calls; only of small shapes.
+        clock_mhz, power_w: while graph_us was taken; only of a sustained run with NVML.
+        basis: what an estimate rests on.
+    """
 
     name: str
     relative_error: float | None = None
     graph_us: Stats | None = None
     eager_us: Stats | None = None
     reason: str | None = None
+    alone_us: Stats | None = None
+    clock_mhz: Stats | None = None
+    power_w: Stats | None = None
+    basis: str | None = None
 
     @property
     def us(self) -> Stats | None:
         """The time that stands for the candidate: by graph where there is one."""
         return self.graph_us or self.eager_us
+
+    @property
+    def estimated(self) -> bool:
+        return self.name.endswith(TILDE)
 
 
 @dataclass(frozen=True)
@@ -85,14 +113,29 @@ class Result:
                 return theirs.median / mine.median
         return None
 
-    def best_peer(self) -> tuple[str, float] | None:
-        """(name, ratio) of the fastest peer, estimates included."""
-        ratios = [(o.name, r) for o in self.outcomes if o.name != "ours" and (r := self.ratio(o.name)) is not None]
+    def ratio_alone(self, name: str) -> float | None:
+        """The same, each timed alone."""
+        ours, peer = self.outcome("ours"), self.outcome(name)
+        if ours is None or peer is None or ours.alone_us is None or peer.alone_us is None:
+            return None
+        return peer.alone_us.median / ours.alone_us.median
+
+    def best_peer(self, estimates: bool = False) -> tuple[str, float] | None:
+        """(name, ratio) of the fastest peer that was measured; with estimates, of these and the estimated ones."""
+        peers = [o for o in self.outcomes if o.name != "ours" and (estimates or not o.estimated)]
+        ratios = [(o.name, r) for o in peers if (r := self.ratio(o.name)) is not None]
         return min(ratios, key=lambda pair: pair[1], default=None)
 
     def tflops(self, name: str) -> float | None:
         outcome = self.outcome(name)
         return self.case.flops / outcome.us.median / 1e6 if outcome and outcome.us else None
+
+    def flops_per_cycle(self, name: str, multiprocessors: int) -> float | None:
+        """Floating point operations per clock cycle and multiprocessor; None without a measured clock."""
+        outcome = self.outcome(name)
+        if outcome is None or outcome.us is None or outcome.clock_mhz is None:
+            return None
+        return self.case.flops / (outcome.us.median * outcome.clock_mhz.median * multiprocessors)
 
 
 @dataclass
@@ -114,16 +157,23 @@ class Report:
         names = dict.fromkeys(o.name for r in self.results for o in r.outcomes)
         return [name for name in names if name != "ours"]
 
+    def ratios(self, name: str) -> list[tuple[Case, float]]:
+        """Ratios to one peer over the cases that have it; BEST, BEST_WITH_ESTIMATES: to each case's fastest."""
+        found: list[tuple[Case, float]] = []
+        for result in self.results:
+            if name in (BEST, BEST_WITH_ESTIMATES):
+                best = result.best_peer(estimates=name == BEST_WITH_ESTIMATES)
+                ratio = best[1] if best else None
+            else:
+                ratio = result.ratio(name)
+            if ratio is not None:
+                found.append((result.case, ratio))
+        return found
+
     def geomean(self, name: str) -> float | None:
-        """Geometric mean of the ratio to one peer over the cases that have it; "best": to each case's best peer."""
-        if name == "best":
-            return _geomean(best[1] for r in self.results if (best := r.best_peer()))
-        return _geomean(r.ratio(name) for r in self.results)
-
-
-def _geomean(values: Iterable[float | None]) -> float | None:
-    known = [v for v in values if v is not None]
-    return statistics.geometric_mean(known) if known else None
+        """Geometric mean of these ratios."""
+        known = [ratio for _, ratio in self.ratios(name)]
+        return statistics.geometric_mean(known) if known else None
 
 
 # ---- JSON ---------------------------------------------------------------------------------------------------------
@@ -132,13 +182,18 @@ def _geomean(values: Iterable[float | None]) -> float | None:
 def to_json(report: Report) -> dict[str, Any]:
     """The report as benchmarks/README.md describes it. Derived figures are written too, and ignored by from_json."""
     rows = []
+    multiprocessors = report.environment.get("multiprocessors", 0)
     for result in report.results:
         row = asdict(result)
+        row["case"]["direction"] = result.case.direction
         for outcome in row["outcomes"]:
-            outcome["tflops"] = result.tflops(outcome["name"])
-            outcome["ratio"] = result.ratio(outcome["name"])
+            name = outcome["name"]
+            outcome["tflops"] = result.tflops(name)
+            outcome["ratio"] = result.ratio(name)
+            outcome["ratio_alone"] = result.ratio_alone(name)
+            outcome["flops_per_cycle"] = result.flops_per_cycle(name, multiprocessors)
         rows.append(row)
-    geomeans = {name: report.geomean(name) for name in [*report.peers(), "best"]}
+    geomeans = {name: report.geomean(name) for name in [*report.peers(), BEST, BEST_WITH_ESTIMATES]}
     return {"schema": SCHEMA, **asdict(report), "results": rows, "geometric_mean_ratio": geomeans}
 
 
@@ -149,10 +204,10 @@ def from_json(data: Any) -> Report:
     try:
         return Report(
             environment=data["environment"],
-            settings=data["settings"],
+            settings={"layout": UNRECORDED_LAYOUT, **data["settings"]},
             results=[
                 Result(
-                    case=Case(**row["case"]),
+                    case=_case(row["case"]),
                     outcomes=tuple(_outcome(o) for o in row["outcomes"]),
                     max_abs_diff_sdpa=row["max_abs_diff_sdpa"],
                     wrong=row["wrong"],
@@ -166,9 +221,21 @@ def from_json(data: Any) -> Report:
         raise ValueError(f"not a benchmark result: {type(error).__name__} {error}") from error
 
 
+def _case(data: dict[str, Any]) -> Case:
+    sizes = dict(data)
+    direction = sizes.pop("direction", Case.direction)
+    if direction not in DIRECTIONS:
+        raise ValueError(f"not a benchmark result: direction '{direction}'; known: {', '.join(DIRECTIONS)}")
+    return DIRECTIONS[direction].case(**sizes)
+
+
 def _outcome(data: dict[str, Any]) -> Outcome:
-    times = {name: Stats(**data[name]) if data[name] else None for name in ("graph_us", "eager_us")}
-    return Outcome(name=data["name"], relative_error=data["relative_error"], reason=data["reason"], **times)
+    """Fields that an older file lacks are None; derived ones are left out."""
+    known: dict[str, Any] = {f.name: data.get(f.name) for f in fields(Outcome)}
+    for name, value in known.items():
+        if isinstance(value, dict):
+            known[name] = Stats(**value)
+    return Outcome(**known)
 
 
 def save(report: Report, path: Path) -> None:

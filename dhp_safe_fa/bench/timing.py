@@ -1,13 +1,14 @@
 """How long a call takes: samplers, each of which returns the time per call of one long enough region.
 
-A call is ``call(i)``, which works on input set i. All times are in microseconds.
+A call is ``call(i)``, which works on input set i (modulo their number). All times are in microseconds.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 
@@ -17,6 +18,13 @@ Sampler = Callable[[], float]
 # Length of one captured graph. The gap between two replays is about 2 µs: 0.1 % of it.
 GRAPH_US = 2000.0
 MAX_GRAPH_CALLS = 500
+
+# What runs between the calls of a small shape: it reads and writes this many bytes. That takes some 2 µs, longer than a
+# launch may begin early, and leaves the inputs in L2.
+FILLER_BYTES = 2**20
+
+# A region of seconds is enqueued in chunks of about this length, of which two are in flight: the GPU never waits.
+CHUNK_US = 20_000.0
 
 # Calls enqueued to time the host alone: few enough that the launch queue (about a thousand kernels) never fills, also
 # with a peer that launches several kernels.
@@ -71,32 +79,110 @@ def eager_sampler(call: Call, sample_ms: float, device: str) -> Sampler:
     return cuda
 
 
-def graph_sampler(call: Call, sample_ms: float, input_sets: int) -> Sampler:
-    """Replays of a CUDA graph that holds many calls: no host time, no launch gaps.
+@dataclass(frozen=True)
+class Graph:
+    """A captured CUDA graph: ``repeats`` times the same sequence of calls."""
 
-    The call must have run before (what libraries set up at first use cannot be captured). Its outputs are dropped
-    while it is captured, so all calls of the graph share their memory.
+    graph: torch.cuda.CUDAGraph
+    repeats: int
+
+    def replay(self, _: int = 0) -> None:
+        self.graph.replay()
+
+    def sampler(self, sample_ms: float) -> Sampler:
+        """Of the time of one repeat."""
+        replays = _calls_for(sample_ms * 1e3, self.replay, "cuda")
+
+        def sample() -> float:
+            self.replay()  # not timed: keeps the GPU busy while the first event and the timed replays are enqueued
+            return _event_us(self.replay, replays) / (replays * self.repeats)
+
+        return sample
+
+
+def capture(calls: Sequence[Call], input_sets: int, repeats: int | None = None) -> Graph:
+    """The calls one after another, ``repeats`` times, in a CUDA graph; by default as often as last about GRAPH_US.
+
+    The calls must have run before (what libraries set up at first use cannot be captured). Their outputs are dropped
+    while they are captured, so all of the graph share their memory.
+
+    Raises:
+        RuntimeError: a call cannot be captured.
+    """
+
+    def once(i: int) -> None:
+        for call in calls:
+            call(i)
+
+    if repeats is None:
+        repeats = min(MAX_GRAPH_CALLS, _calls_for(GRAPH_US, once, "cuda"))
+        repeats = math.ceil(repeats / input_sets) * input_sets
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for i in range(repeats):
+            once(i)
+    return Graph(graph, repeats)
+
+
+def filler(device: str) -> Call:
+    """A small kernel that touches memory of its own."""
+    memory = torch.zeros(FILLER_BYTES // 4, device=device)  # float32, which is 4 bytes
+    return lambda _: memory.add_(1)
+
+
+def alone_sampler(call: Call, between: Call, sample_ms: float, input_sets: int) -> Sampler:
+    """What a call adds to a graph where another kernel runs before and after each call.
+
+    Launches that do not fill the GPU may begin while the same kernel's launch before them ends; back to back they take
+    less time than one of them does between the other kernels of a model. Two graphs are timed in turn, of ``between``
+    and of ``between`` and the call: the difference is the call's.
 
     Raises:
         RuntimeError: the call cannot be captured.
     """
-    calls = min(MAX_GRAPH_CALLS, _calls_for(GRAPH_US, call, "cuda"))
-    calls = math.ceil(calls / input_sets) * input_sets
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for i in range(calls):
-            call(i)
+    both = capture([between, call], input_sets)
+    fillers = capture([between], 1, both.repeats)
+    sample_both, sample_fillers = both.sampler(sample_ms), fillers.sampler(sample_ms)
+    return lambda: sample_both() - sample_fillers()
 
-    def replay(_: int) -> None:
-        graph.replay()
 
-    replays = _calls_for(sample_ms * 1e3, replay, "cuda")
+def sustained_us(
+    graph: Graph, settle_s: float, seconds: float, begin: Callable[[], None], end: Callable[[], None]
+) -> float:
+    """The mean time per repeat over at least ``seconds`` in which the GPU does nothing else and never waits.
 
-    def sample() -> float:
-        graph.replay()  # not timed: keeps the GPU busy while the first event and the timed replays are enqueued
-        return _event_us(replay, replays) / (replays * calls)
+    Args:
+        settle_s: seconds of the same work beforehand, which are not timed: clock and power change there.
+        begin, end: called on the host as the timed region begins and after it ended, while the work goes on.
+    """
+    replays = _calls_for(CHUNK_US, graph.replay, "cuda")
 
-    return sample
+    def enqueue() -> torch.cuda.Event:
+        for _ in range(replays):
+            graph.replay()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    running, following = enqueue(), enqueue()
+    settled = time.perf_counter() + settle_s
+    first, started, chunks = None, 0.0, 0
+    while True:
+        running.synchronize()
+        now = time.perf_counter()
+        if first is None:
+            if now >= settled:
+                first, started = running, now
+                begin()
+        else:
+            chunks += 1
+            if now - started >= seconds:
+                end()
+                break
+        running, following = following, enqueue()
+    us = float(first.elapsed_time(running)) * 1e3 / (chunks * replays * graph.repeats)
+    following.synchronize()  # what comes next finds an idle GPU
+    return us
 
 
 def host_sampler(call: Call, device: str) -> Sampler:

@@ -1,6 +1,5 @@
 """The burn loop: ``python -m dhp_safe_fa.burn`` (options: ``--help``; the method: docs/burn.md).
 
-Read in this order: loop (the steps), verdict (the decision), records (the log). Then what a step needs: builds and
-library with abi (a build, kept and called), gating (the gates), profiling with launch (counters), measuring (times),
-chip (the machine and its floors), milestones, stored and quoted (what came before the loop), show and plot, __main__.
+Read in this order: loop (the steps), verdict (the decision), log/ (what is written down). Then what a step needs:
+families (what the loop has to know of a kernel family), builds/, measuring/, and showing/ for __main__.
 """

@@ -14,11 +14,15 @@ from pathlib import Path
 
 from rich.console import Console
 
-from dhp_safe_fa.burn import loop, quoted, records, show, stored
-from dhp_safe_fa.burn.builds import ROOT, BuildFailed
-from dhp_safe_fa.burn.milestones import MILESTONES
-from dhp_safe_fa.burn.profiling import NoCounters
-from dhp_safe_fa.burn.records import LogError
+from dhp_safe_fa.burn import loop
+from dhp_safe_fa.burn.builds.keeping import ROOT, BuildFailed
+from dhp_safe_fa.burn.families import FAMILIES
+from dhp_safe_fa.burn.log import file, quoted, stored
+from dhp_safe_fa.burn.log.file import LogError
+from dhp_safe_fa.burn.log.milestones import MILESTONES
+from dhp_safe_fa.burn.log.records import FORWARD, Record
+from dhp_safe_fa.burn.measuring.profiling import NoCounters
+from dhp_safe_fa.burn.showing import tables
 
 LOG = ROOT / "audits" / "iterations.jsonl"
 PICTURE = ROOT / "audits" / "iterations.png"
@@ -63,6 +67,7 @@ def parser() -> argparse.ArgumentParser:
         extent = command.add_mutually_exclusive_group()
         extent.add_argument("--quick", action="store_true", help="the default: fewer lengths and peers, quick gates")
         extent.add_argument("--full", action="store_true", help="every shape and peer, full gates, a report for ncu-ui")
+        command.add_argument("--family", choices=FAMILIES, default=FORWARD, help="of kernels; default: %(default)s")
         command.add_argument("--shapes", nargs="+", metavar="WORD", help="as bench takes them; default: start, sweep")
 
     imports = commands.add_parser("import", help="record the stored benchmark result of a commit, without a decision")
@@ -94,10 +99,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             return _iterate(args)
         if args.command == "import":
             record = stored.imported(args.name, args.commit)
-            records.append(args.log, record)
-            show.show_record(record, show.make_console())
+            file.append(args.log, record)
+            tables.show_record(record, tables.make_console())
             return 0
-        _look(args, records.load(args.log))
+        _look(args, file.load(args.log))
     except KeyboardInterrupt:
         print("dhp_safe_fa.burn: interrupted; nothing was recorded", file=sys.stderr)
         return 2
@@ -117,42 +122,42 @@ def _iterate(args: argparse.Namespace) -> int:
     def tell(line: str) -> None:
         progress.print(line, markup=False, soft_wrap=True)
 
-    plan = loop.Plan(log=args.log, name=args.name, full=args.full, shapes=args.shapes)
+    plan = loop.Plan(log=args.log, name=args.name, full=args.full, shapes=args.shapes, family=args.family)
     if args.command == "run":
         change = loop.Change(args.hypothesis, args.predict, args.milestone, args.against, args.evidence)
         record = loop.run(plan, change, tell)
     else:
         record = loop.baseline(plan, tell)
-    show.show_record(record, show.make_console())
+    tables.show_record(record, tables.make_console())
     return EXIT_CODES[record.decision] if record.decision else 0
 
 
-def _look(args: argparse.Namespace, log: records.Log) -> None:
+def _look(args: argparse.Namespace, log: file.Log) -> None:
     """The commands that read the log. LogError or ValueError with one sentence."""
-    console = show.make_console()
+    console = tables.make_console()
     if args.command == "log" and args.milestones:
-        show.show_milestones(log.records, console)
+        tables.show_milestones(log.records, console)
     elif args.command == "log" and args.name:
-        show.show_record(log.find(args.name), console)
+        tables.show_record(log.find(args.name), console)
     elif args.command == "log":
-        show.show_log(log.records, quoted.load(), console)
+        tables.show_log(log.records, quoted.load(), console)
     elif args.command == "build":
         library = loop.build_of(log.find(args.name))
         console.print(f"{library.path.parent} holds the build of {args.name}", markup=False, soft_wrap=True)
     elif args.command == "compare":
-        show.show_comparison(log.find(args.a), log.find(args.b), console)
+        tables.show_comparison(log.find(args.a), log.find(args.b), console)
     elif args.command == "roofline":
-        show.show_roofline(_with_bandwidth(log.find(args.name) if args.name else _latest_timed(log), log), console)
+        tables.show_roofline(_with_bandwidth(log.find(args.name) if args.name else _latest_timed(log), log), console)
     else:
         try:
-            from dhp_safe_fa.burn import plot
+            from dhp_safe_fa.burn.showing import plot
         except ImportError as error:
             raise ValueError(f"plot needs matplotlib (pip install 'dhp_safe_fa[plot]'): {error}") from error
         plot.save(log.records, quoted.load(), args.out)
         console.print(f"wrote {args.out}", markup=False, soft_wrap=True)
 
 
-def _with_bandwidth(record: records.Record, log: records.Log) -> records.Record:
+def _with_bandwidth(record: Record, log: file.Log) -> Record:
     """The record; if its memory's bandwidth was not recorded, with another record's: a log is of one GPU model."""
     known = [other.chip.dram_gbs for other in log.records if other.chip and other.chip.dram_gbs]
     if record.chip is None or record.chip.dram_gbs or not known:
@@ -160,7 +165,7 @@ def _with_bandwidth(record: records.Record, log: records.Log) -> records.Record:
     return replace(record, chip=replace(record.chip, dram_gbs=known[0]))
 
 
-def _latest_timed(log: records.Log) -> records.Record:
+def _latest_timed(log: file.Log) -> Record:
     for record in reversed(log.records):
         if record.shapes and record.kind != "baseline":
             return record

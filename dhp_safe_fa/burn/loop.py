@@ -16,11 +16,14 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from dhp_safe_fa.bench import Candidate, Case, Settings, WrongResult, anchors, candidates
 from dhp_safe_fa.bench.cases import select
 from dhp_safe_fa.bench.environment import missing_hopper
-from dhp_safe_fa.burn import builds, chip, gating, measuring, milestones, profiling, records
-from dhp_safe_fa.burn.library import Library, ShippedKernel
-from dhp_safe_fa.burn.quoted import ANCHORS
-from dhp_safe_fa.burn.records import AGAIN, GATES, OURS, PREVIOUS, Gate, Kernel, Record, Shape
-from dhp_safe_fa.gates import tools
+from dhp_safe_fa.burn.builds import keeping
+from dhp_safe_fa.burn.builds.library import Library, ShippedKernel
+from dhp_safe_fa.burn.families import FAMILIES
+from dhp_safe_fa.burn.log import file, milestones
+from dhp_safe_fa.burn.log.quoted import ANCHORS
+from dhp_safe_fa.burn.log.records import AGAIN, FORWARD, OURS, PREVIOUS, Chip, Gate, Kernel, Record, Shape
+from dhp_safe_fa.burn.measuring import blocks, chip, gating, profiling
+from dhp_safe_fa.gates import registry, tools
 
 # Never the best peer on Hopper, and slow: timed by the baseline and by --full.
 SLOW_PEERS = ("efficient", "math")
@@ -56,12 +59,14 @@ class Plan:
 
     Attributes:
         full: every shape and peer, gates in full, a report for ncu-ui; else quick.
+        family: of kernels, one of families.FAMILIES.
     """
 
     log: Path
     name: str
     full: bool
     shapes: Sequence[str] | None
+    family: str = FORWARD
 
     def cases(self) -> list[Case]:
         """ValueError about a word that cannot be read."""
@@ -72,9 +77,9 @@ class Plan:
         ratios to peers are of one kind."""
         return Settings(rounds=6 if self.full else 4, sample_ms=20, eager=False)
 
-    def recorded_settings(self, blocks: int) -> dict[str, Any]:
+    def recorded_settings(self, count: int) -> dict[str, Any]:
         shapes = list(self.shapes) if self.shapes else None
-        return {"full": self.full, "shapes": shapes, "blocks": blocks, **vars(self.settings())}
+        return {"full": self.full, "shapes": shapes, "blocks": count, **vars(self.settings())}
 
 
 def run(plan: Plan, change: Change, tell: Tell) -> Record:
@@ -83,33 +88,36 @@ def run(plan: Plan, change: Change, tell: Tell) -> Record:
     Raises:
         Refused, LogError, ValueError, BuildFailed, NoCounters, RuntimeError: nothing was recorded; one sentence.
     """
-    builds.check_checkout()
+    keeping.check_checkout()
     log, here, cases = _open(plan)
-    best = log.find(change.against) if change.against else log.best()
-    commit = builds.commit()
+    best = log.find(change.against) if change.against else log.best(plan.family)
+    if best and best.family != plan.family:
+        raise Refused(f"'{best.name}' is about {best.family}: {plan.family} cannot be compared with it")
+    commit = keeping.commit()
     tell("building …")
-    builds.build_current()
-    ours = builds.current()
+    keeping.build_current()
+    ours = keeping.current()
     previous = build_of(best) if best else None
-    cases, left_out = _served(ours, cases)
+    cases, left_out = _served(ours, plan.family, cases)
     for sentence in left_out:
         tell(sentence)
 
-    gates = gating.run_all(GATES[:1], ours.cubins(), not plan.full, tell)
+    anywhere = [gate.name for gate in registry.GATES if not gate.executes]
+    gates = gating.run_all(anywhere, ours.cubins(), not plan.full, tell)
     profiles, report, shapes, wrong = None, None, [], None
     if not _failed(gates):
         if here is None:
-            raise Refused(f"after the gate {GATES[0]} a Hopper GPU is needed: {missing_hopper()}")
+            raise Refused(f"after {', '.join(anywhere)} a Hopper GPU is needed: {missing_hopper()}")
         if change.evidence:
-            gates += gating.from_evidence(GATES[1:], ours.cubins(), here)
+            gates += gating.from_evidence(registry.EXECUTING, ours.cubins(), here)
         else:
-            gates += gating.run_all(GATES[1:], ours.cubins(), not plan.full, tell)
+            gates += gating.run_all(registry.EXECUTING, ours.cubins(), not plan.full, tell)
     if not _failed(gates):
         profiled = _longest(cases)
         tell(f"counters of {len(profiled)} shapes …")
-        profiles = profiling.profile(ours, profiled)
+        profiles = profiling.profile(ours, plan.family, profiled)
         if plan.full:
-            report = _store_report(plan.name, ours, profiled, tell)
+            report = _store_report(plan, ours, profiled, tell)
         tell(f"times of {len(cases)} shapes …")
         try:
             shapes = _measure(plan, cases, ours, previous)
@@ -121,7 +129,7 @@ def run(plan: Plan, change: Change, tell: Tell) -> Record:
         date=_now(),
         commit=commit,
         chip=here,
-        settings=plan.recorded_settings(measuring.BLOCKS),
+        settings=plan.recorded_settings(blocks.BLOCKS),
         hypothesis=change.hypothesis,
         prediction=change.prediction,
         nvcc=_nvcc_version(),
@@ -134,9 +142,10 @@ def run(plan: Plan, change: Change, tell: Tell) -> Record:
         wrong=wrong,
         shapes=shapes,
         milestones=list(change.milestones),
+        family=plan.family,
     )
     record.milestones.extend(name for name in milestones.counted(record) if name not in record.milestones)
-    records.append(plan.log, record)
+    file.append(plan.log, record)
     return record
 
 
@@ -151,21 +160,20 @@ def baseline(plan: Plan, tell: Tell) -> Record:
         shapes = _timed(plan, cases, lambda case, block: peers, BASELINE_BLOCKS)
     except WrongResult as error:
         raise Refused(str(error)) from error
-    record = Record(
-        plan.name, "baseline", _now(), None, here, plan.recorded_settings(BASELINE_BLOCKS), shapes=shapes
-    )
-    records.append(plan.log, record)
+    settings = plan.recorded_settings(BASELINE_BLOCKS)
+    record = Record(plan.name, "baseline", _now(), None, here, settings, shapes=shapes, family=plan.family)
+    file.append(plan.log, record)
     return record
 
 
 # ---- steps -----------------------------------------------------------------------------------------------------------
 
 
-def _open(plan: Plan) -> tuple[records.Log, records.Chip | None, list[Case]]:
+def _open(plan: Plan) -> tuple[file.Log, Chip | None, list[Case]]:
     """The log, the GPU if there is one, and the cases: what can be refused before anything is built."""
     cases = plan.cases()
     here = None if missing_hopper() else chip.here()
-    log = records.load(plan.log)
+    log = file.load(plan.log)
     log.check_new(plan.name, here.gpu if here else None)
     if here:
         profiling.find_ncu()
@@ -177,19 +185,19 @@ def build_of(record: Record) -> Library:
     if record.kind != "run" or record.library_sha256 is None or record.commit is None:
         raise Refused(f"'{record.name}' is no run of the loop: there is no build of it")
     cubins = {kernel.name: kernel.cubin_sha256 for kernel in record.kernels}
-    return builds.kept(record.name, record.library_sha256, record.commit, cubins)
+    return keeping.kept(record.name, record.library_sha256, record.commit, cubins)
 
 
 def _failed(gates: Sequence[Gate]) -> bool:
     return any(gate.verdict == "FAIL" for gate in gates)
 
 
-def _served(library: Library, cases: Sequence[Case]) -> tuple[list[Case], list[str]]:
+def _served(library: Library, family: str, cases: Sequence[Case]) -> tuple[list[Case], list[str]]:
     """The cases that the build serves, and its own sentence about each kind that it does not. Refused without any."""
     served, sentences = [], []
     for case in cases:
         try:
-            library.launch(case)
+            FAMILIES[family].launch(library, case)
             served.append(case)
         except ValueError as error:
             sentences.append(f"left out: {error}")
@@ -209,34 +217,35 @@ def _longest(cases: Sequence[Case]) -> list[Case]:
 def _measure(plan: Plan, cases: Sequence[Case], ours: Library, previous: Library | None) -> list[Shape]:
     everybody = candidates("cuda")[0][1:]
     peers = [peer for peer in everybody if plan.full or peer.name not in SLOW_PEERS]
-    both = [Candidate(OURS, ours.attend)]
+    call = FAMILIES[plan.family].call
+    both = [Candidate(OURS, call(ours))]
     if previous:
-        both += [Candidate(PREVIOUS, previous.attend), Candidate(AGAIN, measuring.twin(ours).attend)]
+        both += [Candidate(PREVIOUS, call(previous)), Candidate(AGAIN, call(blocks.copy_of(ours)))]
     # a shape that the previous best does not serve is compared with the peers alone
-    new = set(cases) - set(_served(previous, cases)[0]) if previous else set()
+    new = set(cases) - set(_served(previous, plan.family, cases)[0]) if previous else set()
 
     def lineup(case: Case, block: int) -> list[Candidate]:
-        return measuring.interleaved(both[:1] if case in new else both, peers, block)
+        return blocks.interleaved(both[:1] if case in new else both, peers, block)
 
-    shapes = _timed(plan, cases, lineup, measuring.BLOCKS)
+    shapes = _timed(plan, cases, lineup, blocks.BLOCKS)
     for shape, case in zip(shapes, cases, strict=True):
         for name, library in ((OURS, ours), (PREVIOUS, previous)):
             if name in shape.absent:
                 raise Refused(f"{name} cannot be timed at {shape.case}: {shape.absent[name]}")
             if library and name in shape.us:
-                shape.launch[name] = library.launch(case)
+                shape.launch[name] = FAMILIES[plan.family].launch(library, case)
     return shapes
 
 
-def _timed(plan: Plan, cases: Sequence[Case], lineup: measuring.Lineup, blocks: int) -> list[Shape]:
+def _timed(plan: Plan, cases: Sequence[Case], lineup: blocks.Lineup, count: int) -> list[Shape]:
     here = chip.here()
     factors = anchors.load(ANCHORS) if "H100" in here.gpu and ANCHORS.exists() else {}
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     console = Console(stderr=True)
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task("times", total=blocks * len(cases))
-        return measuring.measure_all(
-            cases, lineup, plan.settings(), blocks, "cuda", factors, lambda: bar.advance(task)
+        task = bar.add_task("times", total=count * len(cases))
+        return blocks.measure_all(
+            cases, lineup, plan.settings(), count, "cuda", factors, lambda: bar.advance(task)
         )
 
 
@@ -250,16 +259,16 @@ def _kernel(kernel: ShippedKernel) -> Kernel:
     return Kernel(kernel.name, kernel.sha256, kernel.registers, kernel.spill_bytes, kernel.shared_bytes, *counts)
 
 
-def _store_report(name: str, library: Library, cases: Sequence[Case], tell: Tell) -> str:
+def _store_report(plan: Plan, library: Library, cases: Sequence[Case], tell: Tell) -> str:
     """Too large for git: it stays under build/, and its path goes into the record."""
-    path = builds.KEPT / f"{re.sub(r'[^A-Za-z0-9._-]', '_', name)}.ncu-rep"
+    path = keeping.KEPT / f"{re.sub(r'[^A-Za-z0-9._-]', '_', plan.name)}.ncu-rep"
     tell(f"full report: {path} …")
-    profiling.store_report(library, cases, path)
-    return str(path.relative_to(builds.ROOT))
+    profiling.store_report(library, plan.family, cases, path)
+    return str(path.relative_to(keeping.ROOT))
 
 
 def _nvcc_version() -> str | None:
-    sys.path.insert(0, str(builds.ROOT / "csrc" / "kernels"))
+    sys.path.insert(0, str(keeping.ROOT / "csrc" / "kernels"))
     import build_cubins  # no part of the package
 
     nvcc = build_cubins.find_nvcc()

@@ -21,24 +21,15 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from dhp_safe_fa import evidence
 
-from . import controls, report, targets, tools
+from . import controls, parts, report, targets, tools
 from .evidence import commands
 from .evidence.writer import Refused
+from .registry import EXECUTING, GATES, NAMES
 from .sass import policy
 from .sass.gate import Cubin, KernelReport, audit
 from .tools import NotRun
-from .verdict import EXIT_CODES, INVALID, NOT_RUN, GateResult, not_run, worst
+from .verdict import EXIT_CODES, INVALID, NOT_RUN, GateResult, have_a_say, not_run, worst
 
-_PACKAGE = Path(__file__).resolve().parents[1]
-# The checkout's, and the copy that a wheel has of it.
-_POLICIES = (_PACKAGE.parent / "audits" / "sass_policy.json", _PACKAGE / "gates" / "sass_policy.json")
-POLICY = next(filter(Path.exists, _POLICIES), _POLICIES[0])
-# The gates that execute kernels, each a module here with run(subjects, quick, progress) -> list[GateResult].
-EXECUTING = {
-    "counters": "hardware counters: equal on all inputs, to the last digit",
-    "bitwise": "the same bytes in every run, and whatever else is computed beside a row",
-    "timing": "no evidence in time for classes of inputs with equal bit statistics",
-}
 # What stops a gate before it has looked; anything else is a fault of the gate.
 _CAUSES = (NotRun, Refused, controls.ControlError, policy.PolicyError, ImportError, OSError)
 
@@ -70,16 +61,17 @@ def _parser() -> argparse.ArgumentParser:
         extent.add_argument("--full", action="store_true", help="all repeats (default)")
         return gate, what
 
-    sass, what = add("sass", "machine code: no predicated branch, no secret that steers; needs no GPU")
-    what.add_argument("--cubin", metavar="FILE", type=Path, nargs="+", action="extend", help="anybody's cubins")
-    what.add_argument("--library", metavar="FILE", type=Path, help="every cubin inside a library or executable")
-    every, _ = add("all", "all four, and one JSON object")
-    for gate in (sass, every):
-        gate.add_argument("--policy", metavar="FILE", type=Path, help="exceptions (default: audits/sass_policy.json)")
-    for name, purpose in EXECUTING.items():
-        gate, _ = add(name, f"{purpose}; needs a Hopper GPU")
-        if name == "timing":
-            gate.add_argument("--plot", metavar="FILE", type=Path, help="draw the distributions there")
+    every, _ = add("all", f"all {len(GATES)}, and one JSON object")
+    for gate in GATES:
+        one, what = add(gate.name, f"{gate.purpose}; needs a Hopper GPU" if gate.executes else gate.purpose)
+        if not gate.executes:
+            what.add_argument("--cubin", metavar="FILE", type=Path, nargs="+", action="extend", help="anybody's cubins")
+            what.add_argument("--library", metavar="FILE", type=Path, help="every cubin inside a library or executable")
+        if "policy" in gate.needs:
+            for takes in (one, every):
+                takes.add_argument("--policy", metavar="FILE", type=Path, help="default: audits/sass_policy.json")
+        if gate.draws:
+            one.add_argument("--plot", metavar="FILE", type=Path, help="draw the distributions there")
     commands.add_commands(gates)
     return parser
 
@@ -98,7 +90,7 @@ def _choose(arguments: argparse.Namespace) -> list[Cubin]:
 
 
 def _load_policy(path: Path | None) -> policy.Policy:
-    return policy.load(path or POLICY)
+    return policy.load(path or parts.POLICY)
 
 
 def run_sass(arguments: argparse.Namespace, screen: Screen) -> tuple[str, list[dict[str, Any]]]:
@@ -124,7 +116,7 @@ def run_sass(arguments: argparse.Namespace, screen: Screen) -> tuple[str, list[d
             reports += some
             progress.advance(task)
 
-    is_valid = not any(outcome.problem for outcome in outcomes)
+    is_valid = have_a_say(outcomes)
     report.print_controls(screen.out, outcomes)
     report.print_reports(screen.out, reports, is_valid)
     report.print_policy(screen.out, rules)
@@ -166,9 +158,16 @@ def run_executing(gate: str, arguments: argparse.Namespace, screen: Screen) -> t
     return worst(result.verdict for result in results), [result.as_json() for result in results]
 
 
+def _how(arguments: argparse.Namespace, quick: list[str]) -> dict[str, Any]:
+    """How a run is made, for whoever makes evidence of it: what was asked for, and digests of all that takes part."""
+    digests = {**parts.here(), "policy": parts.of_policy(arguments.policy or parts.POLICY)}
+    return {"subjects": arguments.peer or arguments.kernel or "shipped kernels", "quick": quick, "digests": digests}
+
+
 def run_all(arguments: argparse.Namespace, screen: Screen) -> tuple[str, dict[str, Any]]:
-    """The four gates; one that cannot run does not stop the others. `quick` is true, false, or the gates that are."""
-    verdicts, found = [], dict[str, Any](environment=report.environment())
+    """All gates; one that cannot run does not stop the others. `quick` is true, false, or the gates that are."""
+    quick_gates = [gate for gate in EXECUTING if arguments.quick is True or gate in (arguments.quick or ())]
+    verdicts, found = [], dict[str, Any](environment=report.environment(), how=_how(arguments, quick_gates))
     try:
         verdict, found["sass"] = run_sass(arguments, screen)
     except _CAUSES as error:
@@ -177,10 +176,10 @@ def run_all(arguments: argparse.Namespace, screen: Screen) -> tuple[str, dict[st
         verdict, found["sass"] = NOT_RUN, [result.as_json()]
     verdicts.append(verdict)
     for gate in EXECUTING:
-        quick = arguments.quick is True or gate in (arguments.quick or ())
-        verdict, found[gate] = run_executing(gate, argparse.Namespace(**vars(arguments) | {"quick": quick}), screen)
+        here = argparse.Namespace(**vars(arguments) | {"quick": gate in quick_gates})
+        verdict, found[gate] = run_executing(gate, here, screen)
         verdicts.append(verdict)
-    report.print_summary(screen.out, dict(zip(("sass", *EXECUTING), verdicts, strict=True)))
+    report.print_summary(screen.out, dict(zip(NAMES, verdicts, strict=True)))
     return worst(verdicts), found
 
 
@@ -236,7 +235,7 @@ def main(argv: list[str] | None = None) -> int:
     except _CAUSES as error:
         errors.print(escape(f"NOT RUN: {error}"))
         return EXIT_CODES[NOT_RUN]
-    note = {INVALID: ": a control went wrong, so the verdicts mean nothing"}.get(verdict, "")
+    note = {INVALID: ": a control went wrong or none was judged, so the verdicts mean nothing"}.get(verdict, "")
     screen.out.print(f"{report.coloured(verdict)}{note}")
     if not arguments.peer:
         screen.out.print(escape(evidence.status().line()))

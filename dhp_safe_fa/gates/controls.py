@@ -3,12 +3,13 @@
 Each source in tests/controls/ holds two kernels. `leak` has one planted leak, which a gate has to find *as the first
 line declares*; `clean` does the same work without it and has to pass every gate. The first line reads
 
-    // control: expects sass=KIND counters=SEEN bitwise=SEEN timing=SEEN [build=unbranch]
+    // control: expects sass=KIND counters=SEEN bitwise=SEEN timing=SEEN [build=unbranch|relocatable]
 
 KIND is a kind of finding, `literal` (only the count of predicated transfers sees it), or `blind` (another gate's case:
 here there must be no finding). SEEN, of the gates that execute the kernels, is `caught`, `blind` (and it is as wrong to
-see something there as to miss a leak) or `may` (chance decides, nothing is claimed). build=unbranch sends the code
-through the branch-removal step of the shipped kernels.
+see something there as to miss a leak) or `may` (chance decides, nothing is claimed). Every gate of registry.py has to
+be named: a leak whose line is silent about a gate would be judged there by a rule that nobody wrote down.
+build=unbranch sends the code through the branch-removal step of the shipped kernels.
 
 Machine code comes from nvcc, all sources in one cubin per way of building (starting nvdisasm is what takes time),
 where the kernels are called NAME_leak and NAME_clean. It is kept under build/controls/ until anything that goes into it
@@ -17,7 +18,6 @@ changes; a package without sources takes what `build_controls` left in planted/ 
 
 from __future__ import annotations
 
-import hashlib
 import importlib.util
 import json
 import os
@@ -26,27 +26,25 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from . import tools
+from . import parts, tools
+from .registry import EXECUTING
 from .sass.gate import Cubin, KernelReport, audit
 from .sass.policy import Policy
+from .verdict import BLIND as BLIND
+from .verdict import MAY as MAY
 from .verdict import PASS, ControlOutcome
 
-_ROOT = Path(__file__).resolve().parents[2]
-SOURCES = _ROOT / "tests" / "controls"
-UNBRANCH = _ROOT / "csrc" / "kernels" / "unbranch.py"
-CACHE = _ROOT / "build" / "controls"
-PACKAGED = Path(__file__).resolve().parent / "planted"
-MANIFEST = "manifest.json"
-LITERAL, BLIND, CAUGHT, MAY = "literal", "blind", "caught", "may"
-EXECUTING = ("counters", "bitwise", "timing")  # the gates that execute the kernels
+SOURCES, UNBRANCH, PACKAGED, MANIFEST = parts.CONTROLS, parts.UNBRANCH, parts.PACKAGED, parts.MANIFEST
+CACHE = parts.ROOT / "build" / "controls"
+LITERAL, CAUGHT = "literal", "caught"
 TWINS = ("leak", "clean")
 _FLAGS = ["-std=c++17", "-O3", "-lineinfo"]
 _ARCHITECTURE = "90a"
-_FORM = "// control: expects sass=KIND counters=SEEN bitwise=SEEN timing=SEEN [build=unbranch]"
+_FORM = f"// control: expects sass=KIND {' '.join(f'{gate}=SEEN' for gate in EXECUTING)} [build=unbranch|relocatable]"
 _HEADER = re.compile(
     r"// control: expects sass=(?P<sass>[\w-]+)"
     + "".join(rf" {gate}=(?P<{gate}>{CAUGHT}|{BLIND}|{MAY})" for gate in EXECUTING)
-    + r"(?: build=(?P<build>unbranch))?"
+    + r"(?: build=(?P<build>unbranch|relocatable))?"
 )
 
 
@@ -150,17 +148,16 @@ def _compile(sources: list[Path], build: str, nvcc: Path, out: Path) -> None:
     if not build:
         tools.run([*command, f"-arch=sm_{_ARCHITECTURE}", "-cubin", "-o", out])
         return
+    if build == "relocatable":
+        unlinked = out.with_suffix(".o")
+        tools.run([*command, f"-arch=sm_{_ARCHITECTURE}", "-rdc=true", "-cubin", "-o", unlinked])
+        tools.run([nvcc.parent / "nvlink", f"-arch=sm_{_ARCHITECTURE}", "-o", out, unlinked])
+        return
     ptx = out.with_suffix(".ptx")
     target = f"-gencode=arch=compute_{_ARCHITECTURE},code=compute_{_ARCHITECTURE}"
     tools.run([*command, target, "-ptx", "-o", ptx])
     ptx.write_text(_unbranch(ptx.read_text()))
     tools.run([nvcc.parent / "ptxas", f"-arch=sm_{_ARCHITECTURE}", "-O3", "-o", out, ptx])
-
-
-def _digest(sources: list[Path]) -> str:
-    parts = [source.name.encode() + source.read_bytes() for source in sources]
-    parts += [UNBRANCH.read_bytes() if UNBRANCH.exists() else b"", repr((_FLAGS, _ARCHITECTURE)).encode()]
-    return hashlib.sha256(b"\0".join(parts)).hexdigest()
 
 
 def build_controls(out_dir: Path, progress: Callable[[str], None] = lambda _: None) -> list[str]:
@@ -175,7 +172,11 @@ def build_controls(out_dir: Path, progress: Callable[[str], None] = lambda _: No
     nvcc = find_nvcc()
     manifest = out_dir / MANIFEST
     old = json.loads(manifest.read_text()) if manifest.exists() else {"cubins": []}
-    new = {"sources": _digest(sources), "compiler": tools.nvcc_version(nvcc) if nvcc else old.get("compiler")}
+    new = {
+        "sources": parts.of_controls(SOURCES, UNBRANCH),
+        "flags": [*_FLAGS, _ARCHITECTURE],
+        "compiler": tools.nvcc_version(nvcc) if nvcc else old.get("compiler"),
+    }
     if all(old.get(key) == value for key, value in new.items()) and all((out_dir / c).exists() for c in old["cubins"]):
         return names
     if nvcc is None:

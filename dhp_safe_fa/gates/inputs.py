@@ -1,4 +1,4 @@
-"""The data that a gate puts into a kernel: classes as unlike each other as attention's inputs can be (DESIGN §6).
+"""The data that a gate puts into a kernel: classes as unlike each other as attention's inputs can be.
 
 Each class is a function of a shape and a random generator, and makes q, k and v on the generator's device. The classes
 reach every place where a kernel might treat values differently: the running maximum, small and zero probabilities,

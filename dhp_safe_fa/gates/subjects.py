@@ -7,7 +7,7 @@ A shipped kernel is reached through the operator, like everything else: shapes a
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from itertools import product
@@ -61,6 +61,13 @@ def require_gpu() -> None:
     if capability != HOPPER:
         name = torch.cuda.get_device_name()
         raise NotRun(f"{name} has compute capability {capability[0]}.{capability[1]}; 9.0 (Hopper) is needed")
+
+
+def require_shapes(subjects: Iterable[Subject]) -> None:
+    """NotRun if a subject has no shape: nothing would be looked at, and nothing found."""
+    for subject in subjects:
+        if not subject.shapes:
+            raise NotRun(f"{subject.name}: has no shape to be run on")
 
 
 def _candidates(head_dim: int, dtype: str) -> Iterator[Shape]:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 PASS, NOT_RUN, INVALID, FAIL = "PASS", "NOT RUN", "INVALID", "FAIL"
 EXIT_PASS, EXIT_FAIL, EXIT_NOT_RUN = 0, 1, 2
 EXIT_CODES = {PASS: EXIT_PASS, NOT_RUN: EXIT_NOT_RUN, INVALID: EXIT_NOT_RUN, FAIL: EXIT_FAIL}
+# What a gate has to see of a planted leak (controls.py). A control of these two kinds proves nothing about what it can
+# find.
+BLIND, MAY = "blind", "may"
 # From the best to the worst: what one gate found is not hidden by another that could not look.
 _ORDER = (PASS, NOT_RUN, INVALID, FAIL)
 
@@ -30,6 +33,23 @@ class ControlOutcome:
     expects: str
     seen: str
     problem: str = ""
+
+
+class SaidOfControl(Protocol):
+    """What a gate said of one control."""
+
+    @property
+    def expects(self) -> str: ...
+
+    @property
+    def problem(self) -> str: ...
+
+
+def have_a_say(controls: Sequence[SaidOfControl]) -> bool:
+    """Whether a run may speak: no control went wrong, and at least one leak had to be found. A run without controls,
+    or with such alone in which there is nothing to find, has not shown that it can fail."""
+    must_be_found = any(control.expects not in (BLIND, MAY) for control in controls)
+    return must_be_found and not any(control.problem for control in controls)
 
 
 @dataclass(frozen=True)
@@ -58,12 +78,19 @@ class GateResult:
 
 
 def conclude(
-    gate: str, subject: str, figures: dict[str, Any], problems: list[str], controls: list[ControlOutcome]
+    gate: str,
+    subject: str,
+    figures: dict[str, Any],
+    problems: list[str],
+    controls: list[ControlOutcome],
+    checks: Sequence[ControlOutcome] = (),
 ) -> GateResult:
-    """The verdict on a subject that was measured: a gate with a wrong control, or with none, has no say."""
-    is_valid = bool(controls) and not any(control.problem for control in controls)
+    """The verdict on a subject that was measured: a gate with a wrong control, or without any that it had to catch, has
+    no say. checks: what the run says of itself (identical inputs, a load beside it); one that went wrong leaves the
+    gate without a say, too, but none of them stands in for a planted leak."""
+    is_valid = have_a_say(controls) and not any(check.problem for check in checks)
     verdict = INVALID if not is_valid else FAIL if problems else PASS
-    return GateResult(gate, subject, verdict, figures, problems, controls)
+    return GateResult(gate, subject, verdict, figures, problems, [*checks, *controls])
 
 
 def not_run(gate: str, subject: str, cause: object) -> GateResult:

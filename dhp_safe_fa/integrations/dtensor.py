@@ -16,6 +16,8 @@ import torch
 from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.experimental import register_sharding
 
+from dhp_safe_fa._ops import OPERATORS
+
 
 def _rule(outputs: int) -> Any:
     def shardings(q: Any, k: Any, v: Any, *options: object, **_named: object) -> list[tuple[list[Any], list[Any]]]:
@@ -29,5 +31,6 @@ def _rule(outputs: int) -> Any:
     return shardings
 
 
-register_sharding(torch.ops.dhp.attention.default)(_rule(outputs=1))
-register_sharding(torch.ops.dhp.attention_lse.default)(_rule(outputs=2))
+for _name in OPERATORS:
+    _operator = getattr(torch.ops.dhp, _name).default
+    register_sharding(_operator)(_rule(outputs=len(_operator._schema.returns)))

@@ -46,7 +46,7 @@ class VisibleKeys:
     Attributes:
         queries, keys: Sq and Sk of the layer's attention.
         is_causal: query i sees key j only if j <= i + causal_offset.
-        causal_offset: position of the first query less that of the first key.
+        causal_offset: position of the first query less that of the first key; 0 if not is_causal.
         sequences: [start, stop) among the keys, for each row of the batch; None if there is no padding.
     """
 
@@ -62,7 +62,10 @@ def _refuse(sentence: str) -> NoReturn:
 
 
 def _window(size: int, tokens: int) -> str:
-    return f"a window of {size} keys over {tokens} tokens; supported: a window that is no shorter"
+    return (
+        f"a window of {size} keys over {tokens} tokens; supported: up to {size} tokens, where it hides none "
+        "(for longer sequences use attn_implementation 'sdpa' or 'eager')"
+    )
 
 
 # ---- the mask interface ---------------------------------------------------------------------------------------------
@@ -119,7 +122,7 @@ def visible_keys(
     sequences = None if attention_mask is None else _sequences(attention_mask[:, kv_offset : kv_offset + kv_length])
     if sequences is not None and all(sequence == (0, kv_length) for sequence in sequences):
         sequences = None
-    return VisibleKeys(q_length, kv_length, is_causal, q_offset - kv_offset, sequences)
+    return VisibleKeys(q_length, kv_length, is_causal, q_offset - kv_offset if is_causal else 0, sequences)
 
 
 def _sequences(mask: Tensor) -> tuple[tuple[int, int], ...]:
@@ -216,7 +219,7 @@ def _attend(query: Tensor, key: Tensor, value: Tensor, visible: VisibleKeys, sca
                 value[rows, :, start:stop],
                 is_causal=visible.is_causal,
                 scale=scaling,
-                causal_offset=visible.causal_offset - start,
+                causal_offset=visible.causal_offset - start if visible.is_causal else 0,
             )
         )
     return torch.cat(parts)

@@ -147,13 +147,6 @@ def test_row_without_a_key_is_zero_with_lse_minus_infinity(target: Target, rng: 
     assert lse[:, :, 70:].isfinite().all() and (out[:, :, 70:] != 0).any(dim=-1).all()
 
 
-def test_causal_offset_is_ignored_without_is_causal(target: Target, rng: torch.Generator) -> None:
-    q, k, v = qkv(rng, target, 1, 2, 2, 40, 90, 64)
-    plain = attend(q, k, v)
-    offset = attend(q, k, v, False, causal_offset=-50)
-    assert same_bits(plain[0], offset[0]) and same_bits(plain[1], offset[1])
-
-
 def test_one_visible_key_gives_its_value(target: Target, rng: torch.Generator) -> None:
     q, k, v = qkv(rng, target, 2, 3, 3, 1, 70, 64)
     out, lse = attend(q, k, v, True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import re
 from collections.abc import Callable
@@ -11,6 +12,7 @@ import pytest
 import torch
 from harness import CPU_MAX_HEAD_DIM, HOPPER_MISSING, Target, max_head_dim, needs_hopper, qkv
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import dhp_safe_fa
 
@@ -30,6 +32,20 @@ def refuse(q: Tensor, k: Tensor, v: Tensor, *words: str, **arguments: Any) -> No
 
 def zeros(shapes: Shapes, device: str, dtype: torch.dtype = torch.float16) -> list[Tensor]:
     return [torch.zeros(shape, dtype=dtype, device=device) for shape in shapes]
+
+
+def same_words(q: Tensor, k: Tensor, v: Tensor, **arguments: Any) -> str:
+    """What every place answers, with data and without: the message, which has to be the same everywhere."""
+    answers = set()
+    for call in CALLS:
+        for without_data in (False, True):
+            with FakeTensorMode() if without_data else contextlib.nullcontext() as mode:
+                tensors = [mode.from_tensor(t) if mode and isinstance(t, Tensor) else t for t in (q, k, v)]
+                with pytest.raises(RuntimeError) as caught:
+                    call(*tensors, **arguments)
+            answers.add(str(caught.value))
+    assert len(answers) == 1, answers
+    return answers.pop()
 
 
 @pytest.fixture(params=["real", "meta"])
@@ -69,6 +85,8 @@ BAD_SHAPES: dict[str, tuple[Shapes, list[str]]] = {
 @pytest.mark.parametrize(("shapes", "words"), BAD_SHAPES.values(), ids=BAD_SHAPES.keys())
 def test_shapes(place: str, shapes: Shapes, words: list[str]) -> None:
     refuse(*zeros(shapes, place), *words)
+    if place != "meta":
+        same_words(*zeros(shapes, place))
 
 
 @pytest.mark.parametrize("empty", [(0, 4, 6), (2, 4, 0)], ids=["no_batch", "no_query"])
@@ -121,18 +139,12 @@ SHAPES: Shapes = (Q, K, K)
     "dtype", [torch.int64, torch.int8, torch.bool, torch.float64, torch.complex64, torch.float8_e4m3fn], ids=str
 )
 def test_dtype(place: str, dtype: torch.dtype) -> None:
-    """The dtype that was given is named as torch's Python or its C++ calls it."""
-    cpp_names = {
-        torch.int64: "Long",
-        torch.int8: "Char",
-        torch.bool: "Bool",
-        torch.float64: "Double",
-        torch.complex64: "ComplexFloat",
-        torch.float8_e4m3fn: "Float8_e4m3fn",
-    }
+    """The dtype that was given is named as torch's Python calls it."""
     name = str(dtype).removeprefix("torch.")
     tensors = [torch.zeros(shape, device=place).to(dtype) for shape in SHAPES]
-    refuse(*tensors, r"\bq\b", "dtype", f"{name}|{cpp_names[dtype]}", "float16", "bfloat16", "float32")
+    refuse(*tensors, r"\bq\b", f"dtype {name};", "float16", "bfloat16", "float32")
+    if place != "meta":
+        same_words(*tensors)
 
 
 @pytest.mark.parametrize("odd_one", ["q", "k", "v"])
@@ -140,7 +152,9 @@ def test_mixed_dtypes(place: str, odd_one: str) -> None:
     tensors = dict(zip("qkv", zeros(SHAPES, place, torch.bfloat16), strict=True))
     tensors[odd_one] = tensors[odd_one].half()
     names = r"\bv\b" if odd_one == "v" else r"\bk\b"
-    refuse(*tensors.values(), names, "dtype", "float16|Half", "bfloat16|BFloat16")
+    refuse(*tensors.values(), names, "dtype", "float16", "bfloat16")
+    if place != "meta":
+        same_words(*tensors.values())
 
 
 @pytest.mark.parametrize("odd_one", ["k", "v"])
@@ -187,6 +201,8 @@ def test_unsupported_gpu() -> None:
 def test_scale(place: str, scale: float) -> None:
     given = {math.inf: "inf", -math.inf: "-inf"}.get(scale, "nan" if math.isnan(scale) else "-1")
     refuse(*zeros(SHAPES, place), "scale", given, "finite", scale=scale)
+    if place != "meta":
+        same_words(*zeros(SHAPES, place), scale=scale)
 
 
 def test_scale_that_overflows_float32(device: str) -> None:
@@ -196,6 +212,24 @@ def test_scale_that_overflows_float32(device: str) -> None:
 
 def test_empty_result_still_checks_scale(device: str) -> None:
     refuse(*zeros(((0, 4, 6, 64), (0, 2, 5, 64), (0, 2, 5, 64)), device), "scale", scale=-1.0)
+
+
+# ---- causal_offset --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("causal_offset", [5, -3, 2**40])
+def test_causal_offset_without_is_causal(place: str, causal_offset: int) -> None:
+    """It would change nothing, so whoever passes it means something else."""
+    words = "causal_offset", f": {causal_offset} without is_causal", "supported: 0, or is_causal=True"
+    refuse(*zeros(SHAPES, place), *words, causal_offset=causal_offset)
+    if place != "meta":
+        same_words(*zeros(SHAPES, place), causal_offset=causal_offset)
+    with pytest.raises(RuntimeError, match="without is_causal"):
+        torch.ops.dhp.attention(*zeros(SHAPES, place), False, None, causal_offset)
+    torch.compiler.reset()
+    compiled = torch.compile(dhp_safe_fa.attention, fullgraph=True, backend="eager")
+    with torch.no_grad(), pytest.raises(RuntimeError, match="without is_causal"):
+        compiled(*zeros(SHAPES, place), causal_offset=causal_offset)
 
 
 # ---- gradients ------------------------------------------------------------------------------------------------------
@@ -212,6 +246,19 @@ def test_input_that_requires_grad(target: Target, rng: torch.Generator, which: s
 
 
 # ---- Python ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("missing", ["q", "k", "v"])
+@pytest.mark.parametrize("given", [None, [[1.0]], 3], ids=["None", "list", "number"])
+def test_what_is_no_tensor(device: str, missing: str, given: object) -> None:
+    tensors: dict[str, Any] = dict(zip("qkv", zeros(SHAPES, device), strict=True))
+    tensors[missing] = given
+    for name in type(given).__name__, "expected a tensor":
+        refuse(*tensors.values(), rf"\b{missing}: ", name)
+    if given is None:
+        for operator in (torch.ops.dhp.attention, torch.ops.dhp.attention_lse):
+            with pytest.raises(RuntimeError, match=f"{missing}: None; expected a tensor"):
+                operator(*tensors.values())
 
 
 def test_options_are_keywords() -> None:

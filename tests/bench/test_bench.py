@@ -1,60 +1,23 @@
-"""The benchmark: its arithmetic on known numbers, its files, its options, and a small run of the command."""
+"""The benchmark: its arithmetic on known numbers, its cases, and what it takes for right."""
 
 from __future__ import annotations
 
 import dataclasses
-import io
-import json
 import math
-from pathlib import Path
 
 import pytest
 import torch
+from bench_samples import TINY, some_report, some_result, times
 from reference import reference
-from rich.console import Console
 
-from dhp_safe_fa.bench import Candidate, Case, Settings, WrongResult, anchors, candidates, measure, plot, tables
-from dhp_safe_fa.bench.__main__ import main
+from dhp_safe_fa.bench import Candidate, Case, Settings, WrongResult, candidates, measure
 from dhp_safe_fa.bench.cases import CUDA_START_SHAPES, START_SHAPES, parse_case, select
+from dhp_safe_fa.bench.directions import DIRECTIONS, FORWARD
 from dhp_safe_fa.bench.peers import ours, sdpa, unfused
 from dhp_safe_fa.bench.reference import sample
-from dhp_safe_fa.bench.results import Outcome, Report, Result, Stats, from_json, load, save, to_json
+from dhp_safe_fa.bench.results import Outcome, Result, Stats, from_json, to_json
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-ANCHORS = BENCHMARKS / "anchors_h100_forward.csv"
-TINY = "1,2,40,16"
 QUICK = Settings(rounds=2, sample_ms=0.1)
-
-
-def times(*values: float) -> Stats:
-    return Stats.of(list(values))
-
-
-def some_result(case: Case | None = None) -> Result:
-    """Ours 10 µs by graph; flash 20, cudnn 8; efficient without a graph; math not there."""
-    return Result(
-        case or Case(1, 8, 512, 64, False, "float16"),
-        (
-            Outcome("ours", 2.5e-4, times(9, 10, 11), times(30, 40, 50)),
-            Outcome("flash", 2.5e-4, times(20, 20, 20), times(25, 25, 25)),
-            Outcome("cudnn", 2.6e-4, times(8, 8, 8), times(30, 30, 30)),
-            Outcome("efficient", 2.6e-4, None, times(60, 60, 60), "no CUDA graph, eager times compared: oops"),
-            Outcome("math", reason="not run above 5e+08 stored scores"),
-        ),
-        max_abs_diff_sdpa=5e-4,
-    )
-
-
-def some_report(*results: Result) -> Report:
-    environment = {"device": "GPU", "torch": "2", "dhp_safe_fa": "1", "commit": "0123456789abcdef", "dirty": True}
-    settings = {"device": "cuda", "seed": 3, "rounds": 3, "sample_ms": 20, "cold": False}
-    return Report(environment, settings, list(results), {"ours": times(5), "flash": times(6)}, ["a note"])
-
-
-def rendered(report: Report) -> str:
-    text = io.StringIO()
-    tables.show(report, Console(file=text, width=tables.MIN_WIDTH))
-    return text.getvalue()
 
 
 # ---- arithmetic -----------------------------------------------------------------------------------------------------
@@ -109,6 +72,29 @@ def test_geometric_mean() -> None:
     assert report.geomean("math") is None
     assert report.peers() == ["flash", "cudnn", "efficient", "math"]
     assert report.wrong and not some_report(some_result()).wrong
+
+
+def test_an_estimate_is_no_best_peer() -> None:
+    """Of 10 µs: cudnn 8 was measured, and fa3~ 5 was not."""
+    result = some_result()
+    estimated = dataclasses.replace(result, outcomes=(*result.outcomes, Outcome("fa3~", graph_us=times(5))))
+    assert estimated.best_peer() == ("cudnn", 0.8) and estimated.best_peer(estimates=True) == ("fa3~", 0.5)
+    report = some_report(estimated, result)
+    assert report.geomean("best") == pytest.approx(0.8)
+    assert report.geomean("best~") == pytest.approx(math.sqrt(0.5 * 0.8))
+    assert report.geomean("fa3~") == pytest.approx(0.5)
+
+
+def test_work_per_cycle_and_ratios_alone() -> None:
+    case = Case(1, 8, 512, 64, False, "float16")
+    mine = Outcome("ours", 0, times(10), alone_us=times(12), clock_mhz=times(1500))
+    peer = Outcome("cudnn", 0, times(8), alone_us=times(18))
+    result = Result(case, (mine, peer))
+    cycles = 10e-6 * 1500e6
+    assert result.flops_per_cycle("ours", 132) == pytest.approx(case.flops / cycles / 132)
+    assert result.flops_per_cycle("cudnn", 132) is None, "no clock was measured"
+    assert result.ratio("cudnn") == 0.8 and result.ratio_alone("cudnn") == 1.5
+    assert some_result().ratio_alone("cudnn") is None
 
 
 # ---- cases ----------------------------------------------------------------------------------------------------------
@@ -174,6 +160,9 @@ def test_sets() -> None:
     assert select(["start", "start"], None, "cuda", quick=False) == start
     assert {c.dtype for c in select(["start"], ["bfloat16"], "cuda", quick=False)} == {"bfloat16"}
     assert len(select(["sweep"], None, "cuda", quick=True)) < len(sweep)
+    sustained = select(["sustained"], None, "cuda", quick=False)
+    assert {c.dtype for c in sustained} == {"bfloat16"} and len(sustained) == 13
+    assert sum(c.seqlen < 4096 for c in sustained) == 1 and sustained[0].label == "16,16,1024,128:causal:bfloat16"
     tokens_and_hidden_of_the_sweep = parse_case("4,32/8,4096,64", "float16")
     assert not tokens_and_hidden_of_the_sweep.in_sweep
 
@@ -281,198 +270,75 @@ def test_peers_that_fail_or_are_wrong_have_a_reason() -> None:
 
 def test_large_scores_are_not_stored() -> None:
     unfused_candidate = next(c for c in candidates("cpu")[0] if c.name == "unfused")
-    q = torch.empty(1, 1, 1, 8)
-    reason = unfused_candidate.first_run(Case(1, 1, 2**20, 8, False, "float32"), q, q, q)
+    case = Case(1, 1, 2**20, 8, False, "float32")
+    reason = unfused_candidate.first_run(lambda: pytest.fail("it ran"), case.scores, "cpu")
     assert isinstance(reason, str) and reason.startswith("not run above")
 
 
-# ---- anchors --------------------------------------------------------------------------------------------------------
+# ---- directions and layouts -----------------------------------------------------------------------------------------
 
 
-def test_anchors_of_the_project() -> None:
-    factors = anchors.load(ANCHORS)
-    assert factors[Case(8, 32, 2048, 64, False, "float16")] == pytest.approx(463 / 489)
-    assert set(select(["start", "sweep"], None, "cuda", quick=False)) <= set(factors)
+@pytest.mark.parametrize("sizes", ["2,6/3,5/9,8", "2,6,5,8:causal"])
+def test_layouts(rng: torch.Generator, sizes: str) -> None:
+    """The shapes are the same; BSHD is stored as the projections of a model write it."""
+    case = parse_case(sizes, "float32")
+    for tensor, shape in zip(case.draw("cpu", rng, "BSHD"), (case.shape, case.key_shape, case.key_shape), strict=True):
+        assert tensor.shape == shape and tensor.transpose(1, 2).is_contiguous() and not tensor.is_contiguous()
+        assert abs(float(tensor.mean())) < 1, "standard normal"
+    for tensor in case.draw("cpu", rng, "BHSD"):
+        assert tensor.is_contiguous()
 
 
-def test_estimate_scales_cudnn() -> None:
-    result = some_result()
-    estimated = anchors.with_estimate(result, {result.case: 0.5})
-    assert estimated.outcomes[:-1] == result.outcomes
-    assert estimated.ratio("fa3~") == pytest.approx(0.4) and estimated.best_peer() == ("fa3~", pytest.approx(0.4))
-    assert "estimated, not measured" in rendered(some_report(estimated))
-    assert anchors.with_estimate(result, {}) == result
-    real = dataclasses.replace(result, outcomes=(*result.outcomes, Outcome("fa3", 1e-4, times(1), times(1))))
-    assert anchors.with_estimate(real, {result.case: 0.5}) == real
+@pytest.mark.parametrize("layout", ["BSHD", "BHSD"])
+def test_the_layout_reaches_every_candidate(layout: str) -> None:
+    seen = []
+
+    def looks(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, is_causal: bool) -> torch.Tensor:
+        seen.append([t.is_contiguous() for t in (q, k, v)])
+        return sdpa(q, k, v, is_causal)
+
+    settings = dataclasses.replace(QUICK, layout=layout)
+    result = measure(parse_case(TINY, "float32"), [Candidate("ours", ours), Candidate("looks", looks)], settings)
+    assert result.outcomes[1].us and seen and all(all(q) == (layout == "BHSD") for q in seen)
+    assert Settings().layout == "BSHD"
 
 
-@pytest.mark.parametrize(
-    "line", ["float16,1,2", "float16,1,2,3,4,full,x,5", "float16,1,2,3,4,half,4,5", "float16,1,2,3,4,full,4,0"]
-)
-def test_anchors_errors(tmp_path: Path, line: str) -> None:
-    path = tmp_path / "a.csv"
-    path.write_text(f"dtype,batch,heads,seqlen,head_dim,mask,sdpa_cudnn_tflops,fa3_tflops\n{line}\n")
-    with pytest.raises(ValueError, match="line 2"):
-        anchors.load(path)
+def test_a_direction_is_added_in_one_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A subclass that overrides what differs, and an entry: measured, counted and stored without an edit elsewhere."""
+
+    @dataclasses.dataclass(frozen=True)
+    class Doubled(Case):
+        """Twice the output, of three inputs and a factor."""
+
+        direction = "doubled"
+        products = 3
+
+        def draw(self, device: str, generator: torch.Generator, layout: str) -> tuple[torch.Tensor, ...]:
+            return (*super().draw(device, generator, layout), torch.tensor(2.0))
+
+        def bind(self, attend: object, inputs: tuple[torch.Tensor, ...]) -> object:
+            assert callable(attend)
+            q, k, v, factor = inputs
+            return lambda: attend(q, k, v, self.causal) * factor
+
+        def judge(self, inputs: tuple[torch.Tensor, ...], generator: torch.Generator) -> object:
+            q, k, v, factor = inputs
+            return super().judge((q, k, v * factor), generator)
+
+    monkeypatch.setitem(DIRECTIONS, "doubled", dataclasses.replace(FORWARD, case=Doubled))
+    case = Doubled(1, 2, 40, 16, False, "float32")
+    assert case.flops == 1.5 * Case(1, 2, 40, 16, False, "float32").flops
+    result = measure(case, candidates("cpu")[0], QUICK)
+    assert all(outcome.us for outcome in result.outcomes)
+    with pytest.raises(WrongResult, match="relative error"):
+        measure(case, [Candidate("half", lambda q, k, v, c: sdpa(q, k, v, c) / 2)], QUICK)
+    stored = to_json(some_report(result))
+    assert from_json(stored).results[0] == result
+    stored["results"][0]["case"]["direction"] = "sideways"
+    with pytest.raises(ValueError, match="direction 'sideways'; known: forward, doubled"):
+        from_json(stored)
 
 
-# ---- files and tables -----------------------------------------------------------------------------------------------
-
-
-def test_json_round_trip(tmp_path: Path) -> None:
-    report = some_report(some_result(), Result(Case(1, 1, 8, 8, True, "bfloat16"), wrong="it is wrong"))
-    path = tmp_path / "run.json"
-    save(report, path)
-    assert load(path) == report
-    assert [p.name for p in tmp_path.iterdir()] == ["run.json"]
-    data = json.loads(path.read_text())
-    assert data["geometric_mean_ratio"]["flash"] == 2
-    assert data["results"][0]["outcomes"][1]["ratio"] == 2
-
-
-@pytest.mark.parametrize("path", sorted((BENCHMARKS / "results").glob("*.json")), ids=lambda path: path.name)
-def test_stored_results_are_read(path: Path) -> None:
-    """Labels are stored beside them, in the log of iterations: they stay what they were."""
-    rows = json.loads(path.read_text())["results"]
-    for row, result in zip(rows, load(path).results, strict=True):
-        case = row["case"]
-        if not case.get("key_heads") and not case.get("key_seqlen"):
-            sizes = f"{case['batch']},{case['heads']},{case['seqlen']},{case['head_dim']}"
-            assert result.case.label == f"{sizes}:{'causal' if case['causal'] else 'full'}:{case['dtype']}"
-        assert parse_case(result.case.label, "") == result.case
-
-
-def test_keys_in_a_file_that_do_not_fit() -> None:
-    data = to_json(some_report(some_result()))
-    data["results"][0]["case"]["key_heads"] = 3
-    with pytest.raises(ValueError, match="8 heads are no multiple of 3 key heads"):
-        from_json(data)
-
-
-def test_json_keys_are_documented() -> None:
-    readme = (BENCHMARKS / "README.md").read_text()
-    data = to_json(some_report(some_result()))
-    result = data["results"][0]
-    for part in (data, result, result["case"], result["outcomes"][0], result["outcomes"][0]["graph_us"]):
-        assert [key for key in part if f"`{key}`" not in readme] == []
-
-
-def test_failed_save_leaves_the_old_file(tmp_path: Path) -> None:
-    path = tmp_path / "run.json"
-    path.write_text("old")
-    report = some_report(some_result())
-    report.environment["device"] = object()
-    with pytest.raises(TypeError):
-        save(report, path)
-    assert path.read_text() == "old" and [p.name for p in tmp_path.iterdir()] == ["run.json"]
-
-
-@pytest.mark.parametrize("data", [[], {}, {"schema": "other/1"}, {"schema": "dhp_safe_fa.bench/1", "environment": {}}])
-def test_other_json_is_refused(data: object) -> None:
-    with pytest.raises(ValueError, match="not a benchmark result"):
-        from_json(data)
-
-
-def test_tables() -> None:
-    wrong = Result(Case(1, 1, 8, 8, True, "float16"), wrong="relative error nan")
-    text = rendered(some_report(some_result(), wrong))
-    line = next(part for part in text.splitlines() if "1,8,512,64" in part)
-    for figure in ("10.00", "40.00", "1.25", "53.69", "209.7", "2.50e-04", "5.0e-04"):
-        assert figure in line, f"{figure} is missing: {line}"
-    for part in ("2.00", "0.80", "1.50e", "FAIL 1,1,8,8:causal:float16: relative error nan", "not run above", "a note"):
-        assert part in text
-    assert "…" not in text, "a cell was cut off"
-
-
-def test_the_longest_case_fits_into_the_tables() -> None:
-    longest = max(select(["odd"], ["bfloat16"], "cuda", quick=False), key=lambda case: len(case.sizes))
-    unsteady = times(100, 400, 900)  # a spread of 100 % is a digit wider
-    text = rendered(some_report(Result(longest, (Outcome("ours", 2.5e-4, unsteady, unsteady),), 5e-4)))
-    assert f" {longest.sizes} " in text and "100.0" in text and "…" not in text
-
-
-def test_plots(tmp_path: Path) -> None:
-    sweep = [some_result(c) for c in select(["sweep"], None, "cuda", quick=True)]
-    plot.save(some_report(some_result()), tmp_path / "bars.png")
-    plot.save(some_report(*sweep, some_result()), tmp_path / "lines.svg")
-    assert (tmp_path / "bars.png").read_bytes().startswith(b"\x89PNG")
-    assert "<svg" in (tmp_path / "lines.svg").read_text()
-    with pytest.raises(ValueError, match="nothing to plot"):
-        plot.save(some_report(), tmp_path / "none.png")
-
-
-# ---- the command ----------------------------------------------------------------------------------------------------
-
-
-def test_command_on_the_cpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path, picture = tmp_path / "run.json", tmp_path / "run.png"
-    arguments = ["--device", "cpu", "--quick", "--seed", "5", "--shapes", f"{TINY}:causal", f"{TINY}:bfloat16"]
-    assert main([*arguments, "--json", str(path)]) == 0
-    shown = capsys.readouterr().out
-    report = load(path)
-    assert report.settings["seed"] == 5 and report.environment["threads"] == torch.get_num_threads()
-    assert [r.case.dtype for r in report.results] == ["float32", "bfloat16"]
-    for result in report.results:
-        assert [o.name for o in result.outcomes] == ["ours", "flash", "math", "unfused"]
-        assert all(o.eager_us and o.eager_us.median > 0 and o.graph_us is None for o in result.outcomes)
-    assert list(report.host_us) == ["ours", "flash", "math", "unfused"]
-    assert "not run: everything on CUDA" in shown
-
-    assert main(["--from", str(path), "--plot", str(picture)]) == 0
-    assert capsys.readouterr().out == shown
-    assert picture.read_bytes().startswith(b"\x89PNG")
-
-
-def test_command_on_other_keys(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path, words = tmp_path / "run.json", ["1,4/2,33,16:causal", "1,4,5/70,16"]
-    assert main(["--device", "cpu", "--quick", "--shapes", *words, "--json", str(path)]) == 0
-    shown = capsys.readouterr().out
-    report = load(path)
-    assert [r.case for r in report.results] == [parse_case(word, "float32") for word in words]
-    for result in report.results:
-        assert [o.name for o in result.outcomes if o.us] == ["ours", "flash", "math", "unfused"]
-        assert f" {result.case.sizes} " in shown
-    assert main(["--from", str(path)]) == 0
-    assert capsys.readouterr().out == shown
-
-
-def test_command_reports_a_wrong_result(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    peers = candidates("cpu")[0][1:]
-    wrong = Candidate("ours", lambda q, k, v, c: v * 1.01)
-    monkeypatch.setattr("dhp_safe_fa.bench.__main__.candidates", lambda device: ([wrong, *peers], []))
-    assert main(["--device", "cpu", "--quick", "--shapes", TINY]) == 1
-    captured = capsys.readouterr()
-    assert f"FAIL {TINY}:full:float32: ours is wrong" in captured.err and "FAIL" in captured.out
-
-
-def test_command_lists_without_measuring(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--device", "cpu", "--list"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert "4,16,1024,64:causal:float32" in lines and "candidates: ours, flash, math, unfused" in lines
-
-
-@pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
-        (["--shapes", "stop"], "'stop' is neither start or sweep or odd nor a shape"),
-        (["--shapes", "1,8/3,5,16"], "8 heads are no multiple of 3 key heads"),
-        (["--shapes", "1,2,3"], "is not four positive numbers"),
-        (["--shapes", "1,2,3,8:half"], "'half' is neither a mask"),
-        (["--device", "cpu", "--cold"], "--cold needs --device cuda"),
-        (["--device", "cpu", "--anchors", str(ANCHORS)], "--anchors needs --device cuda"),
-        (["--json", "/nowhere/run.json"], "--json /nowhere/run.json: cannot write there"),
-        (["--plot", "run.xyz"], "unknown ending"),
-        (["--from", "/nowhere/run.json"], "No such file"),
-        (["--from", str(ANCHORS)], "Expecting value"),
-    ],
-)
-def test_command_line_errors(arguments: list[str], sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(arguments) == 2
-    captured = capsys.readouterr()
-    assert sentence in captured.err and len(captured.err.splitlines()) == 1 and captured.out == ""
-
-
-def test_cuda_without_a_gpu(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert main(["--device", "cuda"]) == 2
-    assert "--device cuda: torch sees no GPU" in capsys.readouterr().err
+def test_shapes_without_a_kernel_have_the_librarys_sentence() -> None:
+    with pytest.raises(ValueError, match=r"head_dim|kernel"):
+        Case(1, 1, 8, 12, False, "float16").check_served()

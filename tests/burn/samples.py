@@ -5,13 +5,15 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-from dhp_safe_fa.burn.measuring import BLOCKS, PEER_STRIDE
-from dhp_safe_fa.burn.records import GATES, Chip, Gate, Kernel, Log, Profile, Record, Shape
+from dhp_safe_fa.burn.log.file import Log
+from dhp_safe_fa.burn.log.records import Chip, Gate, Kernel, Profile, Record, Shape
+from dhp_safe_fa.burn.measuring.blocks import BLOCKS, PEER_STRIDE
+from dhp_safe_fa.gates import registry
 
 H100 = Chip("NVIDIA H100 80GB HBM3", 132, 1980, 3352.0, "700.00 W", "580.1", "13.0", 91900, "2.11.0+cu130")
 CASES = ("1,8,512,64:full:float16", "1,16,1024,64:full:float16", "4,16,4096,128:causal:float16")
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
-PASSED = [Gate(name, "PASS") for name in GATES]
+PASSED = [Gate(name, "PASS") for name in registry.NAMES]
 KERNEL = Kernel("fwd_float16_d64", "ab" * 32, 168, 0, 90000, wgmma=24, tma=6)
 # 536 MB of q kᵀ in the last case, 35 MB moved: fused. The tensor pipe is busy enough for I5.
 PROFILES = [
@@ -69,7 +71,7 @@ def run(
     chip: Chip = H100,
 ) -> Record:
     """A run; compared with the log's best if there is one."""
-    best = log.best() if log else None
+    best = log.best("forward") if log else None
     failed = any(gate.verdict == "FAIL" for gate in gates)
     return Record(
         name=name,

@@ -12,20 +12,22 @@ from harness import needs_hopper
 from torch import Tensor
 
 from dhp_safe_fa.bench import Candidate, Case, Settings
-from dhp_safe_fa.burn import builds, chip, measuring, profiling, verdict
-from dhp_safe_fa.burn.library import HEADER, LIBRARY, Library
-from dhp_safe_fa.burn.records import GATES
+from dhp_safe_fa.burn import verdict
+from dhp_safe_fa.burn.builds import keeping
+from dhp_safe_fa.burn.builds.library import HEADER, LIBRARY, Library
+from dhp_safe_fa.burn.measuring import blocks, chip, profiling
+from dhp_safe_fa.gates import registry
 
 pytestmark = [needs_hopper, pytest.mark.long]
 
 CASES = [Case(4, 16, 1024, 64, False, "float16"), Case(4, 16, 4096, 128, True, "float16")]
-PASSED = dict.fromkeys(GATES, "PASS")
+PASSED = dict.fromkeys(registry.NAMES, "PASS")
 
 
 @pytest.fixture
 def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Library:
-    monkeypatch.setattr(builds, "KEPT", tmp_path / "kept")
-    return builds.keep(builds.ROOT / "dhp_safe_fa" / LIBRARY, builds.ROOT / "csrc" / HEADER)
+    monkeypatch.setattr(keeping, "KEPT", tmp_path / "kept")
+    return keeping.keep(keeping.ROOT / "dhp_safe_fa" / LIBRARY, keeping.ROOT / "csrc" / HEADER)
 
 
 Attend = Callable[[Tensor, Tensor, Tensor, bool], Tensor]
@@ -36,19 +38,19 @@ def measured(ours: Attend, previous: Attend, again: Attend, cases: Sequence[Case
     builds_timed = [Candidate("ours", ours), Candidate("previous", previous), Candidate("again", again)]
 
     def lineup(case: Case, block: int) -> list[Candidate]:
-        return measuring.interleaved(builds_timed, [], block)
+        return blocks.interleaved(builds_timed, [], block)
 
     settings = Settings(rounds=4, sample_ms=20, eager=False)
-    shapes = measuring.measure_all(cases, lineup, settings, measuring.BLOCKS, "cuda", {}, lambda: None)
+    shapes = blocks.measure_all(cases, lineup, settings, blocks.BLOCKS, "cuda", {}, lambda: None)
     for shape in shapes:
         shape.launch.update(ours="one", previous="other")
-    found = verdict.judge(PASSED, GATES, [shape.timed() for shape in shapes])
+    found = verdict.judge(PASSED, registry.NAMES, [shape.timed() for shape in shapes])
     print(found)
     return found
 
 
 def test_the_same_build_twice_is_undecided(library: Library) -> None:
-    previous, again = (measuring.twin(library).attend for _ in range(2))
+    previous, again = (blocks.copy_of(library).attend for _ in range(2))
     found = measured(library.attend, previous, again, CASES)
     assert found.decision == "undecided"
 
@@ -82,7 +84,7 @@ def test_five_per_cent_slower_is_rolled_back(library: Library) -> None:
 
 def test_counters(library: Library) -> None:
     cases = [*CASES, Case(8, 32, 700, 128, False, "float16", key_heads=4, key_seqlen=3000)]
-    profiles = profiling.profile(library, cases)
+    profiles = profiling.profile(library, "forward", cases)
     assert [profile.case for profile in profiles] == [case.label for case in cases]
     for profile, case in zip(profiles, cases, strict=True):
         assert 0 < profile.tensor_percent < 100 and 0 < profile.sm_percent < 100

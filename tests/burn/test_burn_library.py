@@ -16,17 +16,18 @@ import torch.nn.functional as F
 
 from dhp_safe_fa import _inspect
 from dhp_safe_fa.bench import Candidate, Case, Settings
-from dhp_safe_fa.burn import abi, builds, measuring
-from dhp_safe_fa.burn.library import HEADER, LIBRARY, Library
+from dhp_safe_fa.burn.builds import abi, keeping
+from dhp_safe_fa.burn.builds.library import HEADER, LIBRARY, Library
+from dhp_safe_fa.burn.measuring import blocks
 
-BUILT = builds.ROOT / "dhp_safe_fa" / LIBRARY
-H = builds.ROOT / "csrc" / HEADER
+BUILT = keeping.ROOT / "dhp_safe_fa" / LIBRARY
+H = keeping.ROOT / "csrc" / HEADER
 
 
 @pytest.fixture
 def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Library:
-    monkeypatch.setattr(builds, "KEPT", tmp_path / "kept")
-    return builds.keep(BUILT, H)
+    monkeypatch.setattr(keeping, "KEPT", tmp_path / "kept")
+    return keeping.keep(BUILT, H)
 
 
 def test_layout_is_the_c_compilers(tmp_path: Path) -> None:
@@ -57,15 +58,15 @@ def test_a_header_that_cannot_be_read() -> None:
 
 
 def test_runs_beside_the_operator(library: Library, rng: torch.Generator) -> None:
-    twin = measuring.twin(library)
+    copy = blocks.copy_of(library)
     q = torch.randn(2, 6, 70, 32, generator=rng)
     for causal, key_heads, seqlen in ((False, 6, 70), (True, 6, 70), (True, 2, 70), (False, 2, 90)):
         k, v = (torch.randn(2, key_heads, seqlen, 32, generator=rng) for _ in range(2))
         expected = F.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=True)
         ours = library.attend(q, k, v, causal)
         torch.testing.assert_close(ours, expected, atol=2e-5, rtol=0)
-        assert torch.equal(ours, twin.attend(q, k, v, causal))
-    assert twin._core._handle != library._core._handle
+        assert torch.equal(ours, copy.attend(q, k, v, causal))
+    assert copy._core._handle != library._core._handle
 
 
 def test_refuses_like_the_library(library: Library) -> None:
@@ -105,29 +106,29 @@ def test_another_signature_is_not_called(tmp_path: Path) -> None:
 
 def test_a_kept_build_is_found_again(library: Library) -> None:
     assert library.path.parent.name == library.sha256
-    again = builds.kept("x", library.sha256, "no commit", library.cubins())
+    again = keeping.kept("x", library.sha256, "no commit", library.cubins())
     assert again.path == library.path
 
 
 def test_a_kept_build_with_other_cubins_is_refused(library: Library) -> None:
-    with pytest.raises(builds.BuildFailed, match="the cubins are not those of its record"):
-        builds.kept("x", library.sha256, "0" * 40, {"fwd": "00" * 32})
+    with pytest.raises(keeping.BuildFailed, match="the cubins are not those of its record"):
+        keeping.kept("x", library.sha256, "0" * 40, {"fwd": "00" * 32})
     assert not library.path.exists()
 
 
 def test_a_missing_build_without_history(library: Library, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(builds, "ROOT", tmp_path)
-    with pytest.raises(builds.BuildFailed, match=r"'x': its build is not in .* without git history"):
-        builds.kept("x", "0" * 64, "0" * 40, {})
+    monkeypatch.setattr(keeping, "ROOT", tmp_path)
+    with pytest.raises(keeping.BuildFailed, match=r"'x': its build is not in .* without git history"):
+        keeping.kept("x", "0" * 64, "0" * 40, {})
 
 
 def test_the_commit_of_a_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(builds, "ROOT", tmp_path)
+    monkeypatch.setattr(keeping, "ROOT", tmp_path)
     monkeypatch.setenv("DHP_SAFE_FA_COMMIT", "ab" * 20)
-    assert builds.commit() == "ab" * 20
+    assert keeping.commit() == "ab" * 20
     monkeypatch.setenv("DHP_SAFE_FA_COMMIT", "yesterday")
-    with pytest.raises(builds.BuildFailed, match="DHP_SAFE_FA_COMMIT is 'yesterday'"):
-        builds.commit()
+    with pytest.raises(keeping.BuildFailed, match="DHP_SAFE_FA_COMMIT is 'yesterday'"):
+        keeping.commit()
 
 
 @pytest.fixture
@@ -145,45 +146,45 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     who = ["-c", "user.name=a", "-c", "user.email=a@b"]
     for arguments in (["init", "--quiet"], ["add", "--all"], ["commit", "--quiet", "--message", "1"]):
         subprocess.run(["git", "-C", str(folder), *who, *arguments], check=True)
-    monkeypatch.setattr(builds, "ROOT", folder)
+    monkeypatch.setattr(keeping, "ROOT", folder)
     return folder
 
 
 def test_a_missing_build_is_made_again_from_its_commit(library: Library, repository: Path) -> None:
-    commit = builds.commit()
+    commit = keeping.commit()
     (repository / "setup.py").write_text("raise SystemExit('the sources of today do not build')\n")
-    again = builds.kept("x", "ab" * 32, commit, library.cubins())
+    again = keeping.kept("x", "ab" * 32, commit, library.cubins())
     assert again.path.parent.name == "ab" * 32
     assert again.cubins() == library.cubins()
-    with pytest.raises(builds.BuildFailed, match=r"(?s)the current sources cannot be built:.*do not build"):
-        builds.build_current()
-    with pytest.raises(builds.BuildFailed, match="git archive failed"):
-        builds.kept("x", "cd" * 32, "0" * 40, library.cubins())
+    with pytest.raises(keeping.BuildFailed, match=r"(?s)the current sources cannot be built:.*do not build"):
+        keeping.build_current()
+    with pytest.raises(keeping.BuildFailed, match="git archive failed"):
+        keeping.kept("x", "cd" * 32, "0" * 40, library.cubins())
 
 
 def test_uncommitted_sources_are_refused(repository: Path) -> None:
-    assert len(builds.commit()) == 40
+    assert len(keeping.commit()) == 40
     (repository / "README.md").write_text("other files may change\n")
-    assert len(builds.commit()) == 40
+    assert len(keeping.commit()) == 40
     (repository / "csrc" / "kernel.cu").write_text("2\n")
-    with pytest.raises(builds.BuildFailed, match=r"uncommitted changes \(csrc/kernel.cu\)"):
-        builds.commit()
+    with pytest.raises(keeping.BuildFailed, match=r"uncommitted changes \(csrc/kernel.cu\)"):
+        keeping.commit()
 
 
 def test_times_of_two_builds_on_the_cpu(library: Library) -> None:
-    """The measuring itself, with real times: our build and the peers in every fourth block, else the builds."""
-    twin = measuring.twin(library)
-    both = [Candidate("ours", library.attend), Candidate("again", twin.attend)]
+    """The measuring itself, with real times: our build and the peers in every fourth block, else the keeping."""
+    copy = blocks.copy_of(library)
+    both = [Candidate("ours", library.attend), Candidate("again", copy.attend)]
     peer = [Candidate("math", lambda q, k, v, c: F.scaled_dot_product_attention(q, k, v, is_causal=c))]
     seen: list[str] = []
 
     def lineup(case: Case, block: int) -> list[Candidate]:
-        order = measuring.interleaved(both, peer, block)
+        order = blocks.interleaved(both, peer, block)
         seen.append(" ".join(candidate.name for candidate in order))
         return order
 
     case = Case(1, 2, 40, 16, True, "float32")
-    (shape,) = measuring.measure_all([case], lineup, Settings(2, 0.1), 5, "cpu", {}, lambda: None)
+    (shape,) = blocks.measure_all([case], lineup, Settings(2, 0.1), 5, "cpu", {}, lambda: None)
     assert seen == ["ours math", "again ours", "ours again", "again ours", "ours math"]
     assert shape.case == case.label
     assert list(shape.us) == ["ours", "again", "math"]

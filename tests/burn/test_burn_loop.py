@@ -11,17 +11,21 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import samples
 
 from dhp_safe_fa import evidence
 from dhp_safe_fa.bench import WrongResult
-from dhp_safe_fa.burn import builds, chip, gating, loop, measuring, profiling
+from dhp_safe_fa.burn import loop
 from dhp_safe_fa.burn.__main__ import main
-from dhp_safe_fa.burn.library import Library, ShippedKernel
-from dhp_safe_fa.burn.records import Gate, Profile, Record, Shape, load
-from dhp_safe_fa.gates import controls, tools
+from dhp_safe_fa.burn.builds import keeping
+from dhp_safe_fa.burn.builds.library import Library, ShippedKernel
+from dhp_safe_fa.burn.log.file import load
+from dhp_safe_fa.burn.log.records import Gate, Profile, Record, Shape
+from dhp_safe_fa.burn.measuring import blocks, chip, gating, profiling
+from dhp_safe_fa.gates import controls, parts, registry, tools
 
 OPTIONS = ["--hypothesis", "why not", "--predict", "+5%"]
 
@@ -43,11 +47,11 @@ class Workshop:
     def latest(self) -> Record:
         return load(self.path).records[-1]
 
-    def gate(self, name: gating.Name, cubins: dict[str, str], quick: bool) -> Gate:
+    def gate(self, name: str, cubins: dict[str, str], quick: bool) -> Gate:
         self.steps.append(name)
         return self.verdicts[name]
 
-    def profile(self, library: Library, cases: Sequence[object]) -> list[Profile]:
+    def profile(self, library: Library, family: str, cases: Sequence[object]) -> list[Profile]:
         self.steps.append("profile")
         return samples.PROFILES
 
@@ -76,10 +80,10 @@ def workshop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workshop:
         (chip, "here", lambda: samples.H100),
         (profiling, "find_ncu", lambda: "ncu"),
         (profiling, "profile", made.profile),
-        (builds, "commit", lambda: samples.COMMIT),
-        (builds, "build_current", lambda: made.steps.append("build")),
-        (builds, "current", Built),
-        (builds, "kept", lambda *_: Built()),
+        (keeping, "commit", lambda: samples.COMMIT),
+        (keeping, "build_current", lambda: made.steps.append("build")),
+        (keeping, "current", Built),
+        (keeping, "kept", lambda *_: Built()),
         (gating, "run_one", made.gate),
         (loop, "_kernel", lambda kernel: samples.KERNEL),
         (loop, "_measure", made.measure),
@@ -104,7 +108,7 @@ def test_steps_and_decisions(workshop: Workshop, capsys: pytest.CaptureFixture[s
 
 
 @pytest.mark.parametrize("gate", ["sass", "counters", "bitwise", "timing"])
-def test_a_failing_gate_ends_it_before_anything_is_timed(workshop: Workshop, gate: gating.Name) -> None:
+def test_a_failing_gate_ends_it_before_anything_is_timed(workshop: Workshop, gate: str) -> None:
     workshop.verdicts[gate] = Gate(gate, "FAIL", "a leak")
     assert workshop.run("leak") == 1
     assert workshop.steps[-1] == gate
@@ -119,17 +123,20 @@ def test_gates_from_stored_evidence(
     path = tmp_path / "evidence.json"
     monkeypatch.setattr(evidence, "CHECKOUT", path)
 
-    def store(sha256: str, gpu: str = samples.H100.gpu, timing: str = "PASS") -> None:
-        gates = {gate: {"verdict": "PASS"} for gate in evidence.GATES} | {"timing": {"verdict": timing}}
+    def store(sha256: str, gpu: str = samples.H100.gpu, timing: str = "PASS", changed: Any = None) -> None:
+        gates = {gate: {"verdict": "PASS"} for gate in registry.NAMES} | {"timing": {"verdict": timing}}
         kernels = {"fwd_float16_d64": {"cubin_sha256": sha256, "gates": gates}}
         environment = {"gpu": gpu, "driver": samples.H100.driver, "commit": samples.COMMIT}
-        path.write_text(json.dumps({"schema": evidence.SCHEMA, "environment": environment, "kernels": kernels}))
+        content = {"schema": evidence.SCHEMA, "environment": environment, "kernels": kernels, "digests": parts.here()}
+        content["digests"] |= changed or {}
+        path.write_text(json.dumps(content))
 
     ours = samples.KERNEL.cubin_sha256
     for problem, arguments in (
         ("its machine code is abababababab", ("ef" * 32,)),
         ("timing: INVALID", (ours, samples.H100.gpu, "INVALID")),
         ("it is of NVIDIA H200", (ours, "NVIDIA H200")),
+        ("launch path changed since", (ours, samples.H100.gpu, "PASS", {"launch": "another"})),
     ):
         store(*arguments)
         assert workshop.run("first", "--evidence") == 2
@@ -150,7 +157,7 @@ def test_a_gate_without_a_verdict(workshop: Workshop) -> None:
     workshop.verdicts["timing"] = Gate("timing", "NOT RUN", "no such gate yet")
     assert workshop.run("early") == 3
     assert workshop.steps[-1] == "times"
-    assert load(workshop.path).best() is None
+    assert load(workshop.path).best("forward") is None
 
 
 def test_a_wrong_output(workshop: Workshop) -> None:
@@ -217,11 +224,11 @@ def test_without_a_gpu(
 def test_baseline(workshop: Workshop, monkeypatch: pytest.MonkeyPatch) -> None:
     shape = Shape(samples.CASES[0], {"flash": [10.0] * 3, "cudnn": [9.0] * 3})
     monkeypatch.setattr(loop, "candidates", lambda device: ([None, *measuring_peers()], []))
-    monkeypatch.setattr(measuring, "measure_all", lambda *_: [shape])
+    monkeypatch.setattr(blocks, "measure_all", lambda *_: [shape])
     assert main(["--log", str(workshop.path), "baseline", "zero"]) == 0
     assert workshop.latest.kind == "baseline"
     assert workshop.latest.decision is None
-    assert load(workshop.path).best() is None
+    assert load(workshop.path).best("forward") is None
 
 
 def measuring_peers() -> list[object]:
@@ -330,13 +337,13 @@ def test_a_planted_leak_is_rejected_before_it_is_timed(tmp_path: Path) -> None:
     ignore = shutil.ignore_patterns(".git", ".venv", "burn", "__pycache__", ".*cache", ".exp", "benchmarks", "docs")
     copy.mkdir()
     for name in ("csrc", "build", "audits", "setup.py", "build_backend.py", "pyproject.toml"):
-        source = builds.ROOT / name
+        source = keeping.ROOT / name
         if source.is_dir():
             shutil.copytree(source, copy / name, ignore=ignore)
         else:
             shutil.copy2(source, copy / name)
-    shutil.copytree(builds.ROOT / "dhp_safe_fa", copy / "dhp_safe_fa")
-    shutil.copytree(builds.ROOT / "tests" / "controls", copy / "tests" / "controls")
+    shutil.copytree(keeping.ROOT / "dhp_safe_fa", copy / "dhp_safe_fa")
+    shutil.copytree(keeping.ROOT / "tests" / "controls", copy / "tests" / "controls")
     kernel = copy / "csrc" / "kernels" / "attention_fwd.cu"
     clean = kernel.read_text()
     assert clean.count(BEFORE) == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import json
 import os
@@ -12,10 +13,12 @@ from typing import Any
 import pytest
 import samples
 
-from dhp_safe_fa.burn import records
-from dhp_safe_fa.burn.builds import ROOT
-from dhp_safe_fa.burn.milestones import MILESTONES, answers
-from dhp_safe_fa.burn.records import Gate, LogError, Record, append, load
+from dhp_safe_fa.burn.builds.keeping import ROOT
+from dhp_safe_fa.burn.log import lines, records
+from dhp_safe_fa.burn.log.file import LogError, append, load
+from dhp_safe_fa.burn.log.milestones import MILESTONES, answers, counted
+from dhp_safe_fa.burn.log.records import Gate, Record
+from dhp_safe_fa.gates import registry
 
 
 @pytest.fixture
@@ -54,8 +57,8 @@ def test_the_projects_own_log_is_true() -> None:
 def test_round_trip(filled: Path) -> None:
     log = load(filled)
     assert [record.decision for record in log.records] == ["proceed", "proceed", "roll back"]
-    assert [records.to_line(record) for record in log.records] == log.lines
-    best = log.best()
+    assert [lines.to_line(record) for record in log.records] == log.lines
+    best = log.best("forward")
     assert best is not None and best.name == "faster"
     assert log.records[2].parent == log.parent(best)
 
@@ -91,7 +94,10 @@ def test_figures() -> None:
         (lambda d: d["milestones"].append("I5"), "do not reach the milestone I5"),
         (lambda d: d["milestones"].append("I99"), "milestone 'I99': there are"),
         (lambda d: d.update(commit=None), "names its commit"),
-        (lambda d: d.update(schema="other/1"), "its schema is not"),
+        (lambda d: d.update(schema="other/1"), "its schema is none of"),
+        (lambda d: d.update(required=d["required"][:3]), "timing: not among the gates that it had to pass"),
+        (lambda d: d.pop("required"), "lacks required"),
+        (lambda d: d.pop("family"), "lacks family"),
         (lambda d: d.pop("hypothesis"), "lacks hypothesis"),
         (lambda d: d.update(speed="fast"), "has unknown speed"),
         (lambda d: d["chip"].update(clock_mhz="1980"), "chip.clock_mhz: '1980' is not of type int"),
@@ -183,10 +189,75 @@ def test_counted_milestones_need_their_counters() -> None:
 
     def reached(**changes: Any) -> list[str]:
         changed: Record = dataclasses.replace(record, **changes)
-        return records.milestones.counted(changed)
+        return counted(changed)
 
     assert reached() == ["I4", "I5"]
     assert reached(profiles=weak) == ["I4"]
     assert reached(profiles=heavy) == ["I5"]
     assert reached(kernels=[dataclasses.replace(samples.KERNEL, tma=0)]) == ["I4"]
     assert reached(profiles=None) == []
+
+
+# ---- gates and families to come --------------------------------------------------------------------------------------
+
+
+def test_another_gate_leaves_old_lines_as_they_are(filled: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A line says which gates it had to pass. A new one has to pass all of today's."""
+    before = load(filled)
+    monkeypatch.setattr(registry, "NAMES", (*registry.NAMES, "odour"))
+    assert load(filled) == before
+    assert load(ROOT / "audits" / "iterations.jsonl").records
+    late = dataclasses.replace(samples.run("late", samples.alone(samples.shapes(random.Random(2)))), parent=None)
+    assert late.required[-1] == "odour" and late.decision == "undecided"
+    assert late.verdict is not None and "gate odour: NOT RUN" in late.verdict.reasons
+    with pytest.raises(LogError, match="has to name all gates of today: sass, counters, bitwise, timing, odour"):
+        append(filled, dataclasses.replace(late, required=list(registry.NAMES[:4])))
+    append(filled, late)
+    monkeypatch.undo()
+    assert load(filled).records[-1] == late
+
+
+def test_lines_of_the_first_schema(filled: Path) -> None:
+    """They name neither family nor required gates: there was one of the former, and four of the latter."""
+    text = (ROOT / "audits" / "iterations.jsonl").read_text().splitlines()
+    first = [line for line in text if '"dhp_safe_fa.burn/1"' in line]
+    assert first
+    for line in first:
+        record = lines.from_line(line)
+        assert (record.family, record.required) == ("forward", ["sass", "counters", "bitwise", "timing"])
+        assert lines.to_line(record) == line
+
+
+def test_the_best_is_one_of_the_same_family(filled: Path) -> None:
+    record = samples.run("dq", samples.alone(samples.shapes(random.Random(2))))
+    append(filled, dataclasses.replace(record, family="backward"))
+    found = {family: load(filled).best(family) for family in ("forward", "backward", "decode")}
+    assert {family: best and best.name for family, best in found.items()} == {
+        "forward": "faster", "backward": "dq", "decode": None
+    }  # fmt: skip
+
+
+# ---- imports ---------------------------------------------------------------------------------------------------------
+
+
+def imported(path: Path) -> set[str]:
+    """The modules that a file imports, wherever in it: also in functions, and for the types alone."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+    return found
+
+
+def test_no_two_modules_import_each_other() -> None:
+    """Neither directly nor in a circle."""
+    folder = Path(records.__file__).parents[1]
+    names = {path: ".".join(("dhp_safe_fa.burn", *path.relative_to(folder).with_suffix("").parts))
+             for path in folder.rglob("*.py") if path.name != "__init__.py"}  # fmt: skip
+    needs = {name: imported(path) & set(names.values()) - {name} for path, name in names.items()}
+    assert len(needs) > 15
+    while leaves := [name for name, needed in needs.items() if not needed]:
+        needs = {name: needed - set(leaves) for name, needed in needs.items() if name not in leaves}
+    assert not needs, f"in a circle: {needs}"

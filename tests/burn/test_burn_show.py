@@ -11,10 +11,12 @@ import pytest
 import samples
 
 from dhp_safe_fa.bench import Case
-from dhp_safe_fa.burn import chip, quoted, records, stored
 from dhp_safe_fa.burn.__main__ import main
-from dhp_safe_fa.burn.builds import ROOT
-from dhp_safe_fa.burn.records import Gate, Record, Shape, append, load
+from dhp_safe_fa.burn.builds.keeping import ROOT
+from dhp_safe_fa.burn.log import lines, milestones, quoted, stored
+from dhp_safe_fa.burn.log.file import append, load
+from dhp_safe_fa.burn.log.records import Gate, Record, Shape
+from dhp_safe_fa.burn.measuring import chip
 
 
 @pytest.fixture
@@ -51,6 +53,8 @@ def test_log(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name in ("I4", "I5", "I7", "I8", "I9"):
         assert f"orig. {name}" in text
     assert "nothing of it was measured here" in text
+    for explained in (milestones.ORIGINAL, "the name that its author gave it", "did not go through the loop"):
+        assert explained in text
 
 
 def test_quoted_rows() -> None:
@@ -73,7 +77,7 @@ def test_one_iteration(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_milestones(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = shown(path, capsys, "log", "--milestones")
-    assert "58.2" in text and "no record yet" in text
+    assert "58.2" in text and "no record yet" in text and milestones.ORIGINAL in text
 
 
 def test_compare(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -86,6 +90,9 @@ def test_compare(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     other = samples.run("other", samples.shapes(random.Random(2), cases=["2,2,64,64:full:float16"]), log=load(path))
     append(path, other)
     assert "no shape in common" in refused(path, capsys, "compare", "first", "other")
+    backward = samples.run("dq", samples.alone(samples.shapes(random.Random(2))))
+    append(path, dataclasses.replace(backward, family="backward", milestones=[]))
+    assert "'dq' about backward: no comparison" in refused(path, capsys, "compare", "first", "dq")
 
 
 def test_floors() -> None:
@@ -125,7 +132,7 @@ def test_an_empty_log(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
 def test_a_log_that_is_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     wrong = tmp_path / "wrong.jsonl"
     wrong.write_text("{}\n")
-    assert "line 1: its schema is not 'dhp_safe_fa.burn/1'" in refused(wrong, capsys, "log")
+    assert "line 1: its schema is none of dhp_safe_fa.burn/1, dhp_safe_fa.burn/2" in refused(wrong, capsys, "log")
 
 
 @pytest.mark.skipif(not (ROOT / ".git").exists(), reason="imports read git history, and this copy has none")
@@ -143,7 +150,7 @@ def test_import(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         record = load(log).records[-1]
         assert record.kind == "imported" and record.source == commit and record.decision is None
         assert record.kernels[0].registers is None and record.chip is not None and record.chip.dram_gbs is None
-        assert records.to_line(record) == records.to_line(original)
+        assert lines.to_line(dataclasses.replace(record, schema=original.schema)) == lines.to_line(original)
         if original.name == "stored-19e3867":
             assert record.commit is None  # its sources differed from every commit
     assert stored.RESULT.endswith(".json")

@@ -8,10 +8,10 @@ import pytest
 import samples
 
 from dhp_safe_fa.burn import verdict
-from dhp_safe_fa.burn.records import GATES
 from dhp_safe_fa.burn.verdict import Timed, Verdict, interval, judge, ratio
+from dhp_safe_fa.gates.registry import NAMES
 
-PASSED = dict.fromkeys(GATES, "PASS")
+PASSED = dict.fromkeys(NAMES, "PASS")
 # The usual run has 18 shapes; few shapes are the harder case, because noise averages out over many.
 MANY = tuple(f"1,1,{64 * (i + 1)},64:full:float16" for i in range(18))
 RUNS = 300
@@ -19,7 +19,7 @@ RUNS = 300
 
 def judged(gain: float, seed: int, cases: tuple[str, ...], *, same: bool = False) -> Verdict:
     found = samples.shapes(random.Random(seed), gain, same=same, cases=cases)
-    return judge(PASSED, GATES, [shape.timed() for shape in found])
+    return judge(PASSED, NAMES, [shape.timed() for shape in found])
 
 
 def timed(previous: list[float], again: list[float] | None = None, case: str = "c") -> Timed:
@@ -77,41 +77,41 @@ def test_ratio_on_known_numbers() -> None:
 def test_the_twin_sets_the_bound() -> None:
     """3 % faster, in a run whose second copy of the same build differs by 4 %."""
     shape = timed([1.03] * 9, again=[1.04] * 9)
-    assert judge(PASSED, GATES, [shape]).decision == "undecided"
-    assert judge(PASSED, GATES, [timed([1.03] * 9)]).decision == "proceed"
+    assert judge(PASSED, NAMES, [shape]).decision == "undecided"
+    assert judge(PASSED, NAMES, [timed([1.03] * 9)]).decision == "proceed"
 
 
 def test_one_outlier_at_each_end_is_harmless() -> None:
-    assert judge(PASSED, GATES, [timed([0.5, *[1.03] * 7, 3.0])]).decision == "proceed"
-    assert judge(PASSED, GATES, [timed([0.5, 0.5, *[1.03] * 7])]).decision == "undecided"
+    assert judge(PASSED, NAMES, [timed([0.5, *[1.03] * 7, 3.0])]).decision == "proceed"
+    assert judge(PASSED, NAMES, [timed([0.5, 0.5, *[1.03] * 7])]).decision == "undecided"
 
 
 def test_a_slower_shape() -> None:
     slow, fast = timed([0.97] * 9, case="slow"), timed([1.10] * 9, case="fast")
     even = [timed([1.0] * 9, case=f"even {i}") for i in range(20)]
-    mixed = judge(PASSED, GATES, [slow, fast])
+    mixed = judge(PASSED, NAMES, [slow, fast])
     assert mixed.decision == "undecided"
     assert any("slower at slow" in reason for reason in mixed.reasons)
-    assert judge(PASSED, GATES, [slow, *even]).decision == "roll back"
+    assert judge(PASSED, NAMES, [slow, *even]).decision == "roll back"
     within = timed([0.995] * 9, case="within")
-    assert judge(PASSED, GATES, [within, fast]).decision == "proceed"
+    assert judge(PASSED, NAMES, [within, fast]).decision == "proceed"
 
 
 @pytest.mark.parametrize("bad", ["NOT RUN", "INVALID", None])
 def test_without_every_gate_nothing_proceeds(bad: str | None) -> None:
     gates = {name: text for name, text in (PASSED | {"timing": bad}).items() if text}
-    found = judge(gates, GATES, [timed([1.1] * 9)])
+    found = judge(gates, NAMES, [timed([1.1] * 9)])
     assert found.decision == "undecided"
     assert f"gate timing: {bad or 'NOT RUN'}" in found.reasons
-    assert judge(gates, GATES, None).decision == "undecided"
-    assert judge(gates, GATES, [timed([0.9] * 9)]).decision == "roll back"
+    assert judge(gates, NAMES, None).decision == "undecided"
+    assert judge(gates, NAMES, [timed([0.9] * 9)]).decision == "roll back"
 
 
 def test_a_failed_gate_or_a_wrong_output_rolls_back() -> None:
-    assert judge({"sass": "FAIL"}, GATES, None) == Verdict("roll back", ["gate sass: FAIL"])
-    assert judge({**PASSED, "timing": "FAIL"}, GATES, [timed([2.0] * 9)]).decision == "roll back"
-    assert judge(PASSED, GATES, None, "ours is wrong") == Verdict("roll back", ["ours is wrong"])
+    assert judge({"sass": "FAIL"}, NAMES, None) == Verdict("roll back", ["gate sass: FAIL"])
+    assert judge({**PASSED, "timing": "FAIL"}, NAMES, [timed([2.0] * 9)]).decision == "roll back"
+    assert judge(PASSED, NAMES, None, "ours is wrong") == Verdict("roll back", ["ours is wrong"])
 
 
 def test_the_first_iteration() -> None:
-    assert judge(PASSED, GATES, None).decision == "proceed"
+    assert judge(PASSED, NAMES, None).decision == "proceed"

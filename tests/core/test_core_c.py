@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import shutil
@@ -16,7 +17,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 C = ROOT / "tests" / "core" / "c"
-CORE = [*sorted((ROOT / "csrc" / "cpu").glob("*.c")), ROOT / "csrc" / "error.c"]
+CPU = ROOT / "csrc" / "cpu"
+CORE = [*sorted(CPU.glob("*.c")), ROOT / "csrc" / "error.c"]
 SHARED = [C / "check.c", C / "reference.c"]
 
 WARNINGS = ["-Wall", "-Wextra", "-Wpedantic", "-Wshadow", "-Wconversion", "-Werror"]
@@ -33,6 +35,11 @@ TAKEN_APART = "--param=avoid-fma-max-bits=512"
 VALGRIND = ["valgrind", "--quiet", "--track-origins=no", "--error-exitcode=99"]
 VALGRIND_FOUND_ERRORS = 99
 PTRACE_NOT_PERMITTED = 77
+
+# Without optimisation a branch of the source is a branch of the program, and with each function compiled once it has
+# one pair of counts: functions that must be inlined would have a pair for each place that calls them.
+COUNTED = ["-O0", "--coverage", "-Dalways_inline=noinline", "-Wno-attributes", "-Wno-psabi"]
+NO_SUCH_KERNEL = 77
 
 
 COMPILER = shlex.split(os.environ.get("CC", "cc"))
@@ -128,3 +135,49 @@ def test_steptrace_reports_a_planted_leak(steptrace: Path, leak: str, finding: s
     result = run(steptrace, leak)
     assert result.returncode == 1
     assert finding in result.stdout
+
+
+def gcov() -> str:
+    """GCC's tool that reads counts, of the compiler's version where that is in the compiler's name."""
+    version = subprocess.run([*COMPILER, "--version"], capture_output=True, text=True, check=True).stdout
+    if "Free Software Foundation" not in version:
+        pytest.skip(f"{COMPILER[0]} is not GCC, whose gcov counts what was executed")
+    tool = shutil.which(COMPILER[0].replace("gcc", "gcov")) if "gcc" in COMPILER[0] else None
+    return tool or "gcov"
+
+
+def never_executed(program: Path, kernel: str, *arguments: str) -> list[str]:
+    """Lines of the kernel's sources that this run of the program leaves out, and branches that go one way alone."""
+    for old in program.parent.glob("*.gcda"):
+        old.unlink()
+    status = run(program, kernel, *arguments).returncode
+    if status == NO_SUCH_KERNEL:
+        pytest.skip(f"this CPU does not run the kernel {kernel}")
+    assert status == 0
+    counts = str(next(program.parent.glob(f"*tile_{kernel}.gcda")))
+    command = [gcov(), "--json-format", "--branch-probabilities", "--stdout", counts]
+    report = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    sources = [file for file in report["files"] if Path(file["file"]).resolve().is_relative_to(ROOT / "csrc")]
+    assert {"tile_impl.h", "tile_scores.h", "tile_values.h"} <= {Path(file["file"]).name for file in sources}
+    return [
+        f"{Path(file['file']).name}:{line['line_number']} ({line['function_name']})"
+        for file in sources
+        for line in file["lines"]
+        if line["count"] == 0 or any(branch["count"] == 0 for branch in line["branches"])
+    ]
+
+
+@pytest.fixture(scope="module")
+def counted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The program that counts; its counts lie beside it."""
+    gcov()
+    program = tmp_path_factory.mktemp("counted") / "secrecy_coverage"
+    return compile_c(program, [C / "secrecy_coverage.c", *SHARED, *CORE], *COUNTED)
+
+
+@pytest.mark.parametrize("kernel", ["avx512", "avx2", "baseline"])
+def test_cases_of_secrecy_execute_the_whole_kernel(counted: Path, kernel: str) -> None:
+    """Code that no case executes would pass both tests of secrecy unseen."""
+    assert never_executed(counted, kernel) == []
+    left_out = never_executed(counted, kernel, "first")
+    assert any(line.startswith("tile_values.h") for line in left_out), "one case alone cannot execute everything"

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from dhp_safe_fa import evidence
+from dhp_safe_fa.gates import parts, registry
 from dhp_safe_fa.gates.evidence import writer as evidence_writer
 
 KERNELS = [{"name": name, "cubin_sha256": name[0] * 64, "registers": 168, "spill_bytes": 0} for name in ("abc", "def")]
 HELD = {str(kernel["name"]): str(kernel["cubin_sha256"]) for kernel in KERNELS}
+# What takes part in verdicts, by the names of parts.py.
+NOW: dict[str, str | None] = {name: f"digest of {name}" for name in ("launch", "controls", "policy", *parts.of_gates())}
 LISTINGS = {name: sha256[::-1] for name, sha256 in HELD.items()}
 
 
@@ -41,10 +43,11 @@ def some_run(names: tuple[str, ...] = ("abc", "def"), **environment: Any) -> dic
         "date": "2026-01-02T03:04",
         "kernels": HELD,
     }
-    gates = {gate: [gate_result(gate, name) for name in names] for gate in evidence.GATES[1:]}
-    return {"environment": {**known, **environment}, "sass": [sass_report(name) for name in names], **gates}
+    gates = {gate: [gate_result(gate, name) for name in names] for gate in registry.EXECUTING}
+    how = {"subjects": "shipped kernels", "quick": [], "digests": dict(NOW)}
+    return {"environment": {**known, **environment}, "how": how, "sass": [sass_report(name) for name in names], **gates}
 
 
 def some_content() -> dict[str, Any]:
     """An evidence file in which every gate passes."""
-    return evidence_writer.assemble([some_run()], KERNELS, LISTINGS)
+    return evidence_writer.assemble([some_run()], KERNELS, LISTINGS, NOW)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import subprocess
 import sys
@@ -11,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from dhp_safe_fa.gates import cli, controls, targets, tools
+from dhp_safe_fa.gates import cli, controls, parts, registry, targets, tools
 from dhp_safe_fa.gates.sass.policy import PolicyError, load
 from dhp_safe_fa.gates.verdict import ControlOutcome, GateResult, Progress, conclude, worst
 
@@ -141,7 +142,7 @@ def test_bad_policy(text: str, tmp_path: Path) -> None:
 
 
 def test_the_reviewed_policy_can_be_read() -> None:
-    load(cli.POLICY)
+    load(parts.POLICY)
 
 
 # ---- not run, invalid ------------------------------------------------------------------------------------------------
@@ -173,6 +174,15 @@ def test_wrong_control_makes_it_invalid(
     code, (report,) = gate("--cubin", compile_cubin(tmp_path, CLEAN), json_file=tmp_path / "o.json")
     assert (code, report["verdict"]) == (2, "INVALID")
     assert "control clock_read (expects branch)" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("expects", [{}, {"row_variance": "blind"}], ids=["none", "nothing to catch"])
+def test_without_a_leak_to_catch_it_is_invalid(
+    expects: dict[str, str], planted: controls.Controls, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(controls, "load_controls", lambda _: controls.Controls(expects, planted.cubins))
+    code, (report,) = gate("--cubin", compile_cubin(tmp_path, CLEAN), json_file=tmp_path / "o.json")
+    assert (code, report["verdict"]) == (2, "INVALID")
 
 
 @pytest.mark.parametrize("content", [b"", b"not an ELF file at all", b"\x7fELF\x02" + bytes(200)])
@@ -297,7 +307,7 @@ def test_an_executing_gate_on_standard_output(
     assert json.loads(capsys.readouterr().out)[0]["subject"] == "attn"
 
 
-@pytest.mark.parametrize("gate", cli.EXECUTING)
+@pytest.mark.parametrize("gate", registry.EXECUTING)
 def test_an_executing_gate_without_a_gpu(
     gate: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -337,18 +347,44 @@ def test_all(
     verdicts = {"counters": counters, "bitwise": bitwise, "timing": timing}
     assert run_all(file, verdicts, monkeypatch) == code
     content = json.loads(file.read_text())
-    assert list(content) == ["environment", "sass", "counters", "bitwise", "timing"]
+    assert list(content) == ["environment", "how", "sass", "counters", "bitwise", "timing"]
+    quick = ["counters", "bitwise", "timing"]
+    assert content["how"] == {"subjects": "shipped kernels", "quick": quick, "digests": parts.here()}
     assert {"gpu", "driver", "cuda", "torch", "commit", "version"} <= set(content["environment"])
     assert [report["kernel"] for report in content["sass"]] == ["copy"]
     assert content["timing"] == [{"gate": "timing"}]
 
 
+def test_all_says_which_policy_it_was_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its digest, and not that of the reviewed one: `evidence --from` refuses it by that."""
+    copy = targets.Cubin("copy", compile_cubin(tmp_path, LEAKY).read_bytes())
+    monkeypatch.setattr(targets, "shipped", lambda: [copy])
+    monkeypatch.setattr(cli, "run_executing", lambda gate, *_: ("PASS", []))
+    rule = {"effect": "accepted", "kernel": "*", "instruction": "*", "reason": "everything is accepted"}
+    policy, file = tmp_path / "policy.json", tmp_path / "o.json"
+    policy.write_text(json.dumps({"declassifications": [rule]}))
+    assert cli.main(["all", "--policy", str(policy), "--json", str(file)]) == 0
+    how = json.loads(file.read_text())["how"]
+    assert how["digests"]["policy"] == hashlib.sha256(policy.read_bytes()).hexdigest() != parts.of_policy()
+    assert how["quick"] == []
+
+
 def test_all_goes_on_where_sass_cannot_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tools, "_candidates", lambda name: iter(()))
     file = tmp_path / "o.json"
-    assert run_all(file, dict.fromkeys(cli.EXECUTING, "PASS"), monkeypatch) == 2
+    assert run_all(file, dict.fromkeys(registry.EXECUTING, "PASS"), monkeypatch) == 2
     (sass,) = json.loads(file.read_text())["sass"]
     assert sass["verdict"] == "NOT RUN" and "nvdisasm was not found" in sass["problems"][0]
+
+
+def test_a_check_stands_in_for_no_planted_leak() -> None:
+    """What a run says of itself (that a load was running, say) does not show that a leak would have been found."""
+    assert conclude("bitwise", "attn", {}, [], [], [RIGHT]).verdict == "INVALID"
+    blind = ControlOutcome("row_variance", "blind", "nothing")
+    assert conclude("bitwise", "attn", {}, [], [blind]).verdict == "INVALID"
+    assert conclude("bitwise", "attn", {}, [], [RIGHT], [WRONG]).verdict == "INVALID"
+    found = conclude("bitwise", "attn", {}, [], [RIGHT], [RIGHT])
+    assert (found.verdict, found.controls) == ("PASS", [RIGHT, RIGHT])
 
 
 def test_worst() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -48,6 +50,18 @@ def test_shapes_launch_the_kernel(kernel: dict[str, object]) -> None:
     for shape in shapes:
         plan = _inspect.plan(shape.q, shape.k, shape.dtype, shape.is_causal)
         assert plan and plan["kernel"] == kernel["name"]
+
+
+@pytest.mark.parametrize("gate", ["counters", "bitwise", "timing"])
+def test_a_subject_without_shapes_is_not_run(gate: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where nothing is run, nothing is found: that is no pass."""
+    module = importlib.import_module(f"dhp_safe_fa.gates.{gate}.gate")
+    for name, double in {"require_gpu": lambda: None, "GpuClock": lambda: None}.items():
+        monkeypatch.setattr(module, name, double, raising=False)
+    monkeypatch.setattr(controls, "load_controls", lambda *_: controls.Controls({"a": "branch"}, [], {}))
+    empty = subjects.Subject("attn", lambda *_: (), nullcontext, ("attn",), ())
+    with pytest.raises(tools.NotRun, match="attn: has no shape to be run on"):
+        module.run([empty], True, lambda *_: None)
 
 
 def test_a_kernel_that_no_shape_reaches(monkeypatch: pytest.MonkeyPatch) -> None:

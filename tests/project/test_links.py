@@ -53,7 +53,7 @@ def test_what_a_document_names_exists(document: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "wrong"),
     [
-        ("[licence](LICENSE), [speed](#speed), `csrc/plan.c`, `tests/`, `csrc/*.c`, `make test`, https://x.y/z", []),
+        ("[licence](LICENSE), [speed](#speed), `csrc/check.c`, `tests/`, `csrc/*.c`, `make test`, https://x.y/z", []),
         ("[a](docs/nothing.md)", ["link docs/nothing.md"]),
         ("[a](#nothing)", ["link #nothing: no such heading"]),
         ("`csrc/nothing.c`", ["file csrc/nothing.c"]),

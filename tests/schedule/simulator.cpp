@@ -1,5 +1,5 @@
 /*
- * simulator.cpp - the model of one CTA, and what it checks.
+ * simulator.cpp - one CTA's warps, barriers, loads and products in flight, and what is checked of them in any family.
  *
  * Time: warps are coroutines that give way at every barrier, load, product and wait. A random scheduler, with equal
  * chances or with priorities, chooses who goes on, and when a load that is under way arrives.
@@ -10,14 +10,14 @@
  *
  * Products: a wgmma reads its tiles from its issue until a wait for its group.
  *
- * Checked:
- * - every product reads, at the right address, the q, k or v tile that comes next in its walk, after its arrival;
+ * Checked here, whatever the family:
+ * - every product reads a tile that its model expects, at the right address, after its arrival;
  * - a load overwrites a box only after all reads of it, and after the load before has been seen to arrive;
  * - a warp arrives at an mbarrier once a phase, after having seen the phase before, and before its loads; a phase ends
  *   only after all warps have seen the one before, so its parity misleads nobody; waits alternate in parity;
  * - a named barrier is met by the expected number of threads, each warp once, after its phase before has ended;
- * - each walk is stored where it belongs, after all its products; every tile is visited; all barriers and loads are at
- *   rest in the end; and the end comes.
+ * - all barriers and loads are at rest in the end; and the end comes.
+ * Which tiles are multiplied in which order, and what is stored when, a family's model checks (model.h).
  *
  * With time-outs, each wait may give up while the phase is still to come, and does so if nothing else can go on. Then a
  * warp that gave up may read anything, but all it stores from then on is NaN, and it asks for no tile. All other checks
@@ -41,15 +41,7 @@
 namespace sim {
 namespace {
 
-enum {
-  WARPS_PER_GROUP = 4,
-  MAX_WARPS = 16,
-  NAMED_BARRIERS = 16,
-  STACK_BYTES = 128 << 10,
-  LANE_ROWS = 32, /* of a warpgroup of which a lane has one */
-  KEYS_PER_STEP = 16,
-  STEP_COLUMNS = 16 /* of one step of S */
-};
+enum { NAMED_BARRIERS = 16, STACK_BYTES = 128 << 10 };
 
 /* ---- state of a run -------------------------------------------------------------------------------------------- */
 
@@ -89,11 +81,9 @@ struct Load {
   int barrier, phase;
 };
 
-enum class Product { none, scores, output };
-
-/* A wgmma group: what it multiplies, in how many steps, and the boxes it reads, one entry for each time. */
+/* A wgmma group: which product of its model (-1: none yet), in how many steps, and the boxes it reads, each time. */
 struct Group {
-  Product product = Product::none;
+  int product = -1;
   int steps = 0;
   std::vector<Box *> reads;
 };
@@ -109,17 +99,8 @@ struct Warp {
   Clock clock;
   std::vector<int> wait_began[MAX_WARPS]; /* by mbarrier and phase, on this warp's clock */
   int seen[MAX_WARPS];                    /* phases of each mbarrier that it has seen completed */
-  int scored, output;                     /* key tiles multiplied so far: q k^T, P v */
-  int lse_stored;
   Group open;
   std::vector<Group> pending;
-};
-
-/* One step of the walks: this key tile of this walk. */
-struct Visit {
-  const Walk *walk;
-  int tile;
-  bool is_first;
 };
 
 std::array<Warp, MAX_WARPS> warps;
@@ -127,36 +108,17 @@ std::vector<Mbarrier> mbarriers;
 std::array<NamedBarrier, NAMED_BARRIERS> named_barriers;
 std::vector<Box> boxes;
 std::vector<Load> loads;
-std::vector<Walk> walks;
-std::vector<Visit> visits;
 std::mt19937 rng;
+Layout layout;
 ucontext_t scheduler;
 int current; /* the warp that runs */
 bool time_outs;
 unsigned run_seed;
-Rows rows;
+std::vector<int> run_lengths;
 
 Warp &self() { return warps[(size_t)current]; }
 
-int box_count() { return shape.head_dim / shape.box_columns; }
-
-/* How many rows of a walk a lane stores. */
-int stores() { return shape.rows / LANE_ROWS; }
-
-int group_of(int warp) { return warp / WARPS_PER_GROUP; }
-
 bool one_in(unsigned n) { return rng() % n == 0; }
-
-void require(bool holds, const char *what) {
-  if (holds) return;
-  printf("violation: %s; warp %d, seed %u, time-outs %s, key tiles of the walks:", what, current, run_seed,
-         time_outs ? "on" : "off");
-  for (const Walk &walk : walks)
-    printf(" %d", walk.tiles);
-  printf("\n");
-  fflush(stdout);
-  _Exit(1); /* the destructors would free the stack that this runs on */
-}
 
 void give_way() { swapcontext(&self().context, &scheduler); }
 
@@ -166,13 +128,10 @@ void tick() { self().clock[(size_t)current]++; }
 /* ---- mbarriers and loads --------------------------------------------------------------------------------------- */
 
 int mbarrier_at(uint32_t address) {
-  const uint32_t index = (address - shape.barriers) / 8;
+  const uint32_t index = (address - layout.barriers) / 8;
   require(index < mbarriers.size() && address % 8 == 0, "an address that is no mbarrier's");
   return (int)index;
 }
-
-/* The first mbarriers are of one warpgroup's q each, the others of pairs, which all warps wait for. */
-bool waits_for(int warp, int barrier) { return barrier >= shape.warpgroups || group_of(warp) == barrier; }
 
 bool has_come(const Warp &w) { return ((unsigned)mbarriers[(size_t)w.at_mbarrier].phase & 1) != w.parity; }
 
@@ -181,7 +140,7 @@ void complete_if_due(int index) {
   if (barrier.pending != 0 || barrier.bytes != 0) return;
   for (int i = 0; barrier.phase > 0 && i < warp_count(); i++) {
     const Warp &w = warps[(size_t)i];
-    if (!waits_for(i, index) || w.timed_out) continue;
+    if (!model::waits_for(i, index) || w.timed_out) continue;
     require(w.seen[index] >= barrier.phase &&
                 w.wait_began[index][(size_t)barrier.phase - 1] <= barrier.clock[(size_t)i],
             "a phase may end before a warp has seen the one before");
@@ -202,60 +161,10 @@ void finish_load(size_t index) {
   complete_if_due(done.barrier);
 }
 
-/* ---- products -------------------------------------------------------------------------------------------------- */
-
-bool same(const Tile &a, const Tile &b) {
-  return a.tensor == b.tensor && a.column == b.column && a.row == b.row && a.head == b.head && a.batch == b.batch;
-}
-
-/* The open group reads the box at this address, which has to hold this tile. */
-void read(uint32_t address, const Tile &tile) {
-  const auto box = std::find_if(boxes.begin(), boxes.end(), [=](const Box &b) { return b.start == address; });
-  require(box != boxes.end(), "a product reads where no box begins");
-  Warp &w = self();
-  const bool has_arrived = !box->under_way && box->barrier >= 0 && w.seen[box->barrier] == box->phase + 1;
-  require(w.timed_out || (has_arrived && same(box->holds, tile)), "a product reads a tile that is wrong or not there");
-  box->reads[(size_t)current]++;
-  w.open.reads.push_back(&*box);
-}
-
-/* One more step of the open group, or the first of a new one. */
-void step(Product product) {
-  Group &open = self().open;
-  if (open.product == Product::none) give_way();
-  require(open.product == Product::none || open.product == product, "one group of two products");
-  open.product = product;
-}
-
-uint32_t address_of(uint32_t descriptor) { return (descriptor & 0x3fff) << 4; }
-uint32_t leading_bytes_of(uint32_t descriptor) { return (descriptor >> 16) << 4; }
-
 /* ---- a run ----------------------------------------------------------------------------------------------------- */
 
-void add_boxes(uint32_t start, int count, uint32_t bytes) {
-  for (int i = 0; i < count; i++) {
-    Box box = {};
-    box.start = start + (uint32_t)i * bytes;
-    box.bytes = bytes;
-    boxes.push_back(box);
-  }
-}
-
-/* Walks that differ in all they can, so that no tile of one passes for another's. */
-void set_walks(const std::vector<int> &tiles) {
-  walks.clear();
-  for (int i = 0; i < (int)tiles.size(); i++) {
-    const int n = tiles[(size_t)i];
-    walks.push_back({i, 7 + i, 3 + 2 * i, 512 * i, n, (int)(rng() % (unsigned)(n + 1))});
-  }
-  visits.clear();
-  for (const Walk &walk : walks)
-    for (int i = 0; i < walk.tiles; i++)
-      visits.push_back({&walk, walk.tiles - 1 - i, i == 0});
-}
-
 void warp_main() {
-  run_warp();
+  model::run_warp();
   self().ended = true;
   give_way();
 }
@@ -270,7 +179,6 @@ void set_up_warp(Warp &w) {
     w.wait_began[i].clear();
     w.seen[i] = 0;
   }
-  w.scored = w.output = w.lse_stored = 0;
   w.open = {};
   w.pending.clear();
   getcontext(&w.context);
@@ -280,16 +188,19 @@ void set_up_warp(Warp &w) {
   makecontext(&w.context, warp_main, 0);
 }
 
-void set_up(const std::vector<int> &tiles) {
-  set_walks(tiles);
-  mbarriers.assign((size_t)(shape.warpgroups + shape.stages), Mbarrier());
+void set_up(const std::vector<int> &lengths) {
+  layout = model::begin(lengths, rng);
+  mbarriers.assign((size_t)layout.mbarriers, Mbarrier());
   named_barriers.fill(NamedBarrier());
   boxes.clear();
-  add_boxes(shape.q, shape.warpgroups * box_count(), shape.q_box_bytes);
-  add_boxes(shape.k, shape.stages * box_count(), shape.kv_box_bytes);
-  add_boxes(shape.v, shape.stages * box_count(), shape.kv_box_bytes);
+  for (const Boxes &several : layout.boxes)
+    for (int i = 0; i < several.count; i++) {
+      Box box = {};
+      box.start = several.start + (uint32_t)i * several.bytes;
+      box.bytes = several.bytes;
+      boxes.push_back(box);
+    }
   loads.clear();
-  rows = {0, 0};
   for (int i = 0; i < warp_count(); i++)
     set_up_warp(warps[(size_t)i]);
 }
@@ -319,11 +230,8 @@ int choose(const std::vector<int> &ready, Policy policy) {
 }
 
 void check_end() {
-  for (current = 0; current < warp_count(); current++) {
-    const Warp &w = self();
-    require(w.scored == (int)visits.size() && w.output == (int)visits.size(), "key tiles are left");
-    require(w.lse_stored == stores() * (int)walks.size(), "rows are left");
-  }
+  for (current = 0; current < warp_count(); current++)
+    model::end_warp();
   if (time_outs) return;
   require(loads.empty(), "a load is under way in the end");
   for (const Mbarrier &barrier : mbarriers)
@@ -334,11 +242,22 @@ void check_end() {
 
 } // namespace
 
-Rows run(const std::vector<int> &tiles, unsigned seed, bool with_time_outs) {
+void require(bool holds, const char *what) {
+  if (holds) return;
+  printf("violation: %s; warp %d, seed %u, time-outs %s, lengths:", what, current, run_seed, time_outs ? "on" : "off");
+  for (int length : run_lengths)
+    printf(" %d", length);
+  printf("\n");
+  fflush(stdout);
+  _Exit(1); /* the destructors would free the stack that this runs on */
+}
+
+Rows run(const std::vector<int> &lengths, unsigned seed, bool with_time_outs) {
   run_seed = seed;
+  run_lengths = lengths;
   time_outs = with_time_outs;
   rng.seed(seed);
-  set_up(tiles);
+  set_up(lengths);
   const Policy policy = static_cast<Policy>(rng() % 3);
   const unsigned steps_a_load = 1 + rng() % 30;
   for (;;) {
@@ -359,19 +278,14 @@ Rows run(const std::vector<int> &tiles, unsigned seed, bool with_time_outs) {
     }
   }
   check_end();
-  return rows;
+  return model::rows();
 }
 
 /* ---- what the stubs call --------------------------------------------------------------------------------------- */
 
 int warp_index() { return current; }
 
-int warp_count() { return shape.warpgroups * WARPS_PER_GROUP; }
-
-Walk walk_of(int round) {
-  if (round < (int)walks.size()) return walks[(size_t)round];
-  return {0, 0, 0, 0, 0, 0};
-}
+int warp_count() { return layout.warps; }
 
 void await_launches_before() { self().awaited_launches = true; }
 
@@ -402,8 +316,7 @@ bool mbarrier_wait(uint32_t address, uint32_t parity, bool at_start) {
   Warp &w = self();
   const int index = mbarrier_at(address);
   const int phase = (int)w.wait_began[index].size();
-  /* the first q is waited for twice, at the start and in the first walk; the first time does not count */
-  const bool is_extra = at_start && index < shape.warpgroups;
+  const bool is_extra = at_start && model::waits_twice(index);
   require(parity == ((unsigned)phase & 1), "a wait for the wrong parity");
   tick();
   if (!is_extra) w.wait_began[index].push_back(w.clock[(size_t)current]);
@@ -471,43 +384,37 @@ void load(uint32_t destination, uint32_t barrier, const Tile &tile) {
   loads.push_back({&*box, index, box->phase});
 }
 
-void multiply_scores(uint32_t q_descriptor, uint32_t k_descriptor, int accumulate) {
-  step(Product::scores);
-  Warp &w = self();
-  require(w.scored < (int)visits.size(), "q k^T of more key tiles than there are");
-  const Visit &visit = visits[(size_t)w.scored];
-  const Walk &walk = *visit.walk;
-  const int column = w.open.steps * STEP_COLUMNS, in_box = column % shape.box_columns;
-  const uint32_t step_bytes = (uint32_t)(in_box * shape.row_bytes / shape.box_columns);
-  require((accumulate != 0) == (w.open.steps > 0), "S begins with the sums before it, or loses its own");
-  read(address_of(q_descriptor) - step_bytes,
-       {Tensor::queries, column - in_box, walk.row + group_of(current) * shape.rows, walk.head, walk.batch});
-  read(address_of(k_descriptor) - step_bytes,
-       {Tensor::keys, column - in_box, visit.tile * shape.tile_k, walk.key_head, walk.batch});
-  w.open.steps++;
+/* ---- what a family's model calls ------------------------------------------------------------------------------- */
+
+bool has_timed_out() { return self().timed_out; }
+bool launches_have_ended() { return self().awaited_launches; }
+bool products_have_ended() { return self().pending.empty(); }
+
+int step_of(int product) {
+  Group &open = self().open;
+  if (open.product < 0) give_way();
+  require(open.product < 0 || open.product == product, "one group of two products");
+  open.product = product;
+  return open.steps++;
 }
 
-void multiply_output(uint32_t v_descriptor, int accumulate) {
-  step(Product::output);
+void read(uint32_t address, const Tile &tile) {
+  const auto box = std::find_if(boxes.begin(), boxes.end(), [=](const Box &b) { return b.start == address; });
+  require(box != boxes.end(), "a product reads where no box begins");
   Warp &w = self();
-  require(w.output < w.scored, "P v of a key tile that has no scores yet");
-  const Visit &visit = visits[(size_t)w.output];
-  require((accumulate != 0) == (w.open.steps > 0 || !visit.is_first), "O begins with another walk's, or loses its own");
-  const uint32_t step_bytes = (uint32_t)(w.open.steps * KEYS_PER_STEP * shape.row_bytes);
-  for (int i = 0; i < box_count(); i++)
-    read(address_of(v_descriptor) - step_bytes + (uint32_t)i * leading_bytes_of(v_descriptor),
-         {Tensor::values, i * shape.box_columns, visit.tile * shape.tile_k, visit.walk->key_head, visit.walk->batch});
-  w.open.steps++;
+  const bool has_arrived = !box->under_way && box->barrier >= 0 && w.seen[box->barrier] == box->phase + 1;
+  require(w.timed_out || (has_arrived && box->holds == tile), "a product reads a tile that is wrong or not there");
+  box->reads[(size_t)current]++;
+  w.open.reads.push_back(&*box);
 }
+
+/* ---- products in flight ---------------------------------------------------------------------------------------- */
 
 void commit_products() {
   tick();
   Warp &w = self();
-  const bool scores = w.open.product == Product::scores;
-  require(w.open.product != Product::none, "a group without products");
-  require(w.open.steps == (scores ? shape.head_dim / STEP_COLUMNS : shape.tile_k / KEYS_PER_STEP),
-          "a product of too few or too many steps");
-  (scores ? w.scored : w.output)++;
+  require(w.open.product >= 0, "a group without products");
+  model::commit(w.open.product, w.open.steps);
   w.pending.push_back(w.open);
   w.open = {};
   give_way();
@@ -524,33 +431,6 @@ void await_products(int pending) {
     }
     w.pending.erase(w.pending.begin());
   }
-}
-
-void store_out(const uint32_t *four_words) {
-  const Warp &w = self();
-  require(w.awaited_launches, "a store before the launches before have ended");
-  require(w.pending.empty(), "a store before its product has ended");
-  const uint32_t all_nan = NAN_ELEMENT << 16 | NAN_ELEMENT;
-  for (int i = 0; i < 4; i++)
-    require(four_words[i] == (w.timed_out ? all_nan : 0), "out is NaN without a time-out, or a number after one");
-}
-
-void store_lse(const float *to, float x) {
-  Warp &w = self();
-  require(w.awaited_launches && w.pending.empty(), "lse is stored too early");
-  const size_t walk_index = (size_t)(w.lse_stored / stores());
-  require(walk_index < walks.size(), "lse of more walks than there are");
-  const Walk &walk = walks[walk_index];
-  int tiles = 0;
-  for (size_t i = 0; i <= walk_index; i++)
-    tiles += walks[i].tiles;
-  require(w.scored == tiles && w.output == tiles, "lse is stored before the end of its walk");
-  const int64_t row = walk.row + current * shape.rows / WARPS_PER_GROUP + w.lse_stored % stores() * 8; /* of lane 0 */
-  require(to - LSE == ((int64_t)walk.batch * HEADS + walk.head) * SEQLEN_Q + row, "lse of another row");
-  require(isnan(x) == w.timed_out, "lse is NaN without a time-out, or a number after one");
-  w.lse_stored++;
-  rows.stored++;
-  rows.poisoned += w.timed_out;
 }
 
 } // namespace sim

@@ -1,13 +1,15 @@
 /*
- * simulator.h - one CTA of the forward kernel on the host: each warp is a coroutine, and every instruction that matters
- * to the schedule (barriers, TMA, wgmma, stores) is a call of the simulator, which checks it and may go on with another
- * warp. simulator.cpp says what is checked.
+ * simulator.h - one CTA of a Hopper kernel on the host: each warp is a coroutine, and every instruction that matters to
+ * the schedule (barriers, TMA, wgmma, stores) is a call of the simulator, which checks it and may go on with another
+ * warp. simulator.cpp says what is checked of any family; a family's model (namespace model) says what its products
+ * read and what it stores.
  */
 #ifndef SCHEDULE_SIMULATOR_H
 #define SCHEDULE_SIMULATOR_H
 
 #include <stdint.h>
 
+#include <random>
 #include <vector>
 
 namespace sim {
@@ -17,52 +19,49 @@ enum : uint32_t {
   NAN_ELEMENT = 0x7e00 /* float16 */
 };
 
-enum class Tensor { queries, keys, values };
+enum { MAX_WARPS = 16, WARPS_PER_GROUP = 4 };
 
-/* One TMA box: where in its tensor it begins. */
+/* One TMA box: where in its tensor, a number that the model gives it, it begins. */
 struct Tile {
-  Tensor tensor;
-  int column, row, head, batch;
+  int tensor, column, row, head, batch;
 };
 
-/* One query tile of the CTA, and how many key tiles it sees. */
-struct Walk {
-  int batch, head, key_head, row, tiles, masked;
+inline bool operator==(const Tile &a, const Tile &b) {
+  return a.tensor == b.tensor && a.column == b.column && a.row == b.row && a.head == b.head && a.batch == b.batch;
+}
+
+/* Boxes that lie one after another in shared memory. */
+struct Boxes {
+  uint32_t start;
+  int count;
+  uint32_t bytes;
 };
 
-/* ---- what kernel.cpp, compiled with the constants of one shape, tells ------------------------------------------ */
-
-struct Shape {
-  int head_dim, tile_k, warpgroups, rows, stages; /* rows: query rows of a warpgroup */
-  int box_columns, row_bytes;
-  uint32_t q_box_bytes, kv_box_bytes;
-  uint32_t q, k, v, barriers; /* shared addresses */
+/* What a model tells of its CTA. */
+struct Layout {
+  int warps = 0;
+  uint32_t barriers = 0; /* shared address of the first mbarrier */
+  int mbarriers = 0;
+  std::vector<Boxes> boxes;
 };
-extern const Shape shape;
-
-enum { HEADS = 64, SEQLEN_Q = 1 << 12, SEQLEN_K = 1 << 20 }; /* of the tensors that the simulated CTA works on */
-float *const LSE = reinterpret_cast<float *>(4096);          /* an address only: nothing is stored */
-
-void run_warp(); /* the kernel, as the warp that runs */
 
 /* ---- what main.cpp asks for ------------------------------------------------------------------------------------ */
 
-/* How many warps stored their rows of a walk, and how many of those were NaN. */
+/* How many warps stored their rows of a tile, and how many of those were NaN. */
 struct Rows {
   long stored, poisoned;
 };
 
 /*
- * Runs one CTA through walks of these lengths under one random schedule. With time-outs, waits give up at random. Exits
- * with status 1 and a sentence at the first violation.
+ * Runs one CTA through tiles with loops of these lengths under one random schedule. With time-outs, waits give up at
+ * random. Exits with status 1 and a sentence at the first violation.
  */
-Rows run(const std::vector<int> &tiles, unsigned seed, bool with_time_outs);
+Rows run(const std::vector<int> &lengths, unsigned seed, bool with_time_outs);
 
 /* ---- what the stubs call --------------------------------------------------------------------------------------- */
 
 int warp_index();
 int warp_count();
-Walk walk_of(int round); /* no tiles after the last walk */
 
 void await_launches_before();
 void mbarrier_init(uint32_t address, int arrivals);
@@ -70,13 +69,36 @@ void mbarrier_arrive(uint32_t address, uint32_t bytes);
 bool mbarrier_wait(uint32_t address, uint32_t parity, bool at_start);
 void named_barrier(int id, int threads, bool wait);
 void load(uint32_t destination, uint32_t barrier, const Tile &tile);
-void multiply_scores(uint32_t q_descriptor, uint32_t k_descriptor, int accumulate);
-void multiply_output(uint32_t v_descriptor, int accumulate);
 void commit_products();
 void await_products(int pending);
-void store_out(const uint32_t *four_words);
-void store_lse(const float *to, float x);
+
+/* ---- what a model calls, of the warp that runs ------------------------------------------------------------------ */
+
+void require(bool holds, const char *what); /* or the run ends with this sentence */
+bool has_timed_out();
+bool launches_have_ended();
+bool products_have_ended();
+int step_of(int product);                      /* one more step of the open group: how many there were before */
+void read(uint32_t address, const Tile &tile); /* the open group reads the box there, which has to hold this tile */
+
+inline uint32_t address_of(uint32_t descriptor) { return (descriptor & 0x3fff) << 4; }
+inline uint32_t leading_bytes_of(uint32_t descriptor) { return (descriptor >> 16) << 4; }
 
 } // namespace sim
+
+/* A family's model: FAMILY/model.cpp. The stubs of its products and stores are its own. */
+namespace model {
+
+sim::Layout begin(const std::vector<int> &lengths, std::mt19937 &rng); /* a new run */
+void run_warp();                                                       /* the kernel, as the warp that runs */
+bool waits_for(int warp, int mbarrier);
+bool waits_twice(int mbarrier);      /* at the start, and again later; the first time does not count */
+void commit(int product, int steps); /* of the warp that runs */
+void end_warp();                     /* the warp that runs has ended: is anything left? */
+sim::Rows rows();
+void store_row(const uint32_t *four_words); /* 16 bytes of a row of the output */
+void store_number(const float *to, float x);
+
+} // namespace model
 
 #endif

@@ -67,7 +67,8 @@ def test_report() -> None:
     assert torch.__version__ in text
     for kernel in _inspect.kernels():
         assert kernel["name"] in text and kernel["cubin_sha256"][:16] in text
-    assert evidence.status().line().removeprefix("evidence: ") in text
+    said = evidence.status().line().removeprefix("stored evidence: ")
+    assert f"\nevidence\n  {said}\n" in text
     assert ("runs the GPU kernels" in text) == (HOPPER_MISSING is None)
 
 

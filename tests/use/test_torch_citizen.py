@@ -57,7 +57,7 @@ def samples(rng: torch.Generator, device: str) -> Iterator[tuple[tuple[Tensor, .
     yield (q, k, v), {}
     yield (q, k, v), {"is_causal": True, "scale": 0.2, "causal_offset": 37}
     yield (q, k[:, :2], v[:, :2]), {"is_causal": True}
-    yield (q, k[:, :1], v[:, :1]), {"causal_offset": -3}
+    yield (q, k[:, :1], v[:, :1]), {"is_causal": True, "causal_offset": -3}
     for layout in ("transposed_bshd", "heads_of_packed_qkv", "every_second_column", "columns_outermost"):
         yield tuple(LAYOUTS[layout](t) for t in (q, k, v)), {"is_causal": True, "causal_offset": -5}
     yield tuple(EXPANSIONS["head_stride_0"](t) for t in (q, k, v)), {}

@@ -16,7 +16,7 @@ import dhp_safe_fa
 from .. import controls, inputs
 from ..inputs import Shape
 from ..planted import THREADS, Planted
-from ..subjects import Subject, require_gpu
+from ..subjects import Subject, require_gpu, require_shapes
 from ..verdict import ControlOutcome, GateResult, Progress, conclude, not_run
 from .compare import Outputs, compare_outputs, compare_runs
 from .load import Load
@@ -182,12 +182,13 @@ def examine(
         "refused": len(refused),
     }
     problems = repeats + differing + (refused if subject.kernels else [])
-    return conclude(GATE, subject.name, figures, problems, [load, *outcomes])
+    return conclude(GATE, subject.name, figures, problems, outcomes, [load])
 
 
 def run(subjects: Sequence[Subject], quick: bool, progress: Progress) -> list[GateResult]:
     """Controls, then all subjects. NotRun without a Hopper GPU."""
     require_gpu()
+    require_shapes(subjects)
     extent = QUICK if quick else FULL
     total = len(controls.load_controls().expects) + sum(len(subject.shapes) for subject in subjects)
     done = 0

@@ -53,12 +53,12 @@ def _subject_steps(subject: Subject, shapes: int, data: list[str]) -> Iterator[S
             yield Step(subject.name, str(shape), name, call)
 
 
-def _control_steps(data: list[str]) -> Iterator[Step]:
+def _control_steps(names: list[str], data: list[str]) -> Iterator[Step]:
     loaded = controls.load_controls()
     launcher = planted.Planted(loaded)
     secrets = inputs.planted_secrets(SEED)
     secret, out = torch.empty(inputs.SECRETS, device="cuda"), torch.zeros(inputs.SECRETS, device="cuda")
-    for name, twin in product(loaded.expects, controls.TWINS):
+    for name, twin in product(names, controls.TWINS):
 
         def call(name: str = name, twin: str = twin) -> None:
             launcher.launch(name, twin, secret, out)
@@ -71,8 +71,8 @@ def _control_steps(data: list[str]) -> Iterator[Step]:
 
 
 def _steps(request: dict[str, Any]) -> Iterator[Step]:
-    if request["control_data"]:
-        yield from _control_steps(request["control_data"])
+    if request["controls"]:
+        yield from _control_steps(request["controls"], request["control_data"])
     for name in request["subjects"]:
         yield from _subject_steps(by_name(name), request["shapes"], request["data"])
 

@@ -2,19 +2,24 @@
 
 Each class of inputs (``inputs.CLASSES``) is run several times. A metric that is the same in all runs of the same input
 (A/A) is *exact*, and then has to be the same over all classes. That counts of executed instructions are exact is
-demanded: a kernel that spins executes what chance decides. Bytes, cache traffic and time are never exact; their spread
-over the classes is reported beside their spread in A/A.
+demanded: a kernel that spins executes what chance decides. Of another metric that is not exact, the classes may lie no
+farther apart than what A/A shows of chance explains. Bytes, cache traffic and time are reported, their spread over the
+classes beside their spread in A/A.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import cache
 from statistics import median
 from typing import Any
 
+import numpy as np
+
 from .. import controls, inputs
-from ..subjects import Subject
+from ..subjects import Subject, require_shapes
 from ..verdict import ControlOutcome, GateResult, Progress, conclude
 from . import ncu
 from .ncu import Count, Request
@@ -32,7 +37,8 @@ DEMANDED = (
     "smsp__sass_branch_targets.sum",
     "smsp__sass_branch_targets_threads_divergent.sum",
 )
-# Exact or not: that is measured. xbar2l1tex is what comes from L2, also by TMA; idc is the constant cache.
+# Exact or not: that is measured, and then they are judged as exact, or beside their spread in A/A. xbar2l1tex is what
+# comes from L2, also by TMA; idc is the constant cache.
 CANDIDATES = (
     "smsp__thread_inst_executed_pred_on.sum",
     "l1tex__t_sectors_pipe_lsu_mem_global_op_ld.sum",
@@ -45,7 +51,7 @@ CANDIDATES = (
 # neighbouring stores are merged or not as they happen to meet, 3 in 70,000 on the shipped kernels and 1.4 % where
 # registers are spilled (H100).
 WITHIN = {"l1tex__m_l1tex2xbar_write_sectors.sum": 5.0}
-# A run of their own, with one shape and no controls, because these take many passes. First what is exact again:
+# A run of their own, with one shape and few controls, because these take many passes. First what is exact again:
 # instructions of each opcode, what patched code says of threads, requests and sectors.
 DEMANDED_ONCE = (OPCODES, "smsp__sass_thread_inst_executed.sum")
 CANDIDATES_ONCE = (
@@ -54,6 +60,17 @@ CANDIDATES_ONCE = (
     "l1tex__t_requests_pipe_lsu_mem_global_op_st.sum",
     "l1tex__t_sectors_pipe_lsu_mem_global_op_st.sum",
 )
+# For each of these metrics, a control whose leak changes it: the metric is alive in the run that is judged by it. Of
+# swapped_opcodes and scattered_store the other metrics, above, can see nothing.
+CONTROLS_ONCE = {
+    OPCODES: "swapped_opcodes",
+    "smsp__sass_thread_inst_executed.sum": "nan_early_out",
+    "smsp__sass_thread_inst_executed_pred_on.sum": "predicated_arithmetic",
+    "l1tex__t_requests_pipe_lsu_mem_global_op_ld.sum": "skip_small_p",
+    "l1tex__t_requests_pipe_lsu_mem_global_op_st.sum": "predicated_store",
+    "l1tex__t_sectors_pipe_lsu_mem_global_op_st.sum": "scattered_store",
+}
+ONCE_ALONE = ("swapped_opcodes", "scattered_store")
 # Then what is not exact, and is only reported. Issued instructions contain replays; conflicts of stores to shared
 # memory contain those with TMA, which come as chance has it (2 to 70 % in A/A on an H100).
 REPORTED = (
@@ -77,12 +94,14 @@ class Extent:
         data: for each shape.
         data_once: for one shape, with the metrics that take many passes.
         control_data: of ``inputs.planted_secrets``, for each control.
+        control_data_once: the same, for CONTROLS_ONCE.
     """
 
     shapes: int
     data: tuple[str, ...]
     data_once: tuple[str, ...]
     control_data: tuple[str, ...]
+    control_data_once: tuple[str, ...]
 
 
 _ALL = tuple(inputs.CLASSES)
@@ -91,12 +110,14 @@ QUICK = Extent(
     data=(*_ALL, "zeros", "normal", "NaN rows"),
     data_once=("zeros", "normal", "large", "NaN rows") * 2,
     control_data=("zeros", "ascending", "large", "NaN", "zeros"),
+    control_data_once=("zeros", "ascending", "NaN", "zeros"),
 )
 FULL = Extent(
     shapes=4,
     data=_ALL * 2,
     data_once=_ALL * 2,
     control_data=("zeros", "normal", "large", "ascending", "descending", "denormals", "NaN", "zeros", "normal"),
+    control_data_once=("zeros", "ascending", "NaN") * 2,
 )
 
 
@@ -110,6 +131,8 @@ class Study:
         value: the median over the classes.
         aa_percent: the largest spread within a class, (max - min) / median.
         classes_percent: the spread of the classes' medians.
+        apart: how far apart the classes' medians are, in the metric's unit.
+        explained: how far apart the runs of the same data (A/A) let chance bring them.
         by_class: medians, if the classes differ.
     """
 
@@ -118,7 +141,26 @@ class Study:
     value: float
     aa_percent: float
     classes_percent: float
+    apart: float
+    explained: float
     by_class: dict[str, float]
+
+
+# The probability that the medians of the classes are farther apart than is said to be explained, where only (normally
+# distributed) chance is at work: a run judges some hundred metrics.
+_UNEXPLAINED = 0.001
+_DRAWS = 50_000
+
+
+@cache
+def _chance(runs: tuple[int, ...]) -> float:
+    """How far apart the medians of classes, with so many runs each, may come by chance: in units of the largest
+    difference between runs of one class. 2.6 for eleven classes with two runs each, 18 if only three have two."""
+    rng = np.random.default_rng(0)
+    classes = [rng.standard_normal((count, _DRAWS)) for count in runs]
+    medians = np.array([np.median(values, axis=0) for values in classes])
+    within = np.max([np.ptp(values, axis=0) for values in classes], axis=0)
+    return float(np.quantile(np.ptp(medians, axis=0) / within, 1 - _UNEXPLAINED))
 
 
 def _spread(values: Sequence[float]) -> float:
@@ -128,8 +170,12 @@ def _spread(values: Sequence[float]) -> float:
 
 
 def study(counts: Iterable[Count]) -> dict[str, Study]:
-    """Metric to what was seen of it, over the runs of one label. A metric that a run lacks (an opcode) is 0 there."""
+    """Metric to what was seen of it, over the runs of one label. An opcode that a run lacks is 0 there. ValueError
+    without classes to compare, or without two runs of any."""
     runs = list(counts)
+    repeats = Counter(run.data for run in runs)
+    if len(repeats) < 2 or max(repeats.values()) < 2:
+        raise ValueError(f"two classes of data, one of them twice, are needed, not {', '.join(repeats) or 'none'}")
     found = {}
     for metric in dict.fromkeys(metric for run in runs for metric in run.values):
         by_class: dict[str, list[float]] = {}
@@ -138,12 +184,15 @@ def study(counts: Iterable[Count]) -> dict[str, Study]:
         medians = {data: median(values) for data, values in by_class.items()}
         everything = [value for values in by_class.values() for value in values]
         is_equal = len(set(everything)) == 1
+        within = max(max(values) - min(values) for values in by_class.values())
         found[metric] = Study(
-            is_exact=all(len(set(values)) == 1 for values in by_class.values()),
+            is_exact=within == 0,
             is_equal=is_equal,
             value=median(medians.values()),
             aa_percent=max(map(_spread, by_class.values())),
             classes_percent=_spread(list(medians.values())),
+            apart=max(medians.values()) - min(medians.values()),
+            explained=within * _chance(tuple(repeats.values())) if within else 0.0,
             by_class={} if is_equal else medians,
         )
     return found
@@ -154,28 +203,44 @@ def _base(metric: str) -> str:
     return metric.partition(":")[0]
 
 
-def inexact(studies: Iterable[dict[str, Study]]) -> set[str]:
-    """The metrics that were not exact everywhere."""
-    return {metric for some in studies for metric, seen in some.items() if not seen.is_exact}
+def explained_elsewhere(studies: Iterable[dict[str, Study]]) -> dict[str, float]:
+    """The metrics that were not exact everywhere, and how far apart chance brings classes on the label where it does so
+    least. On a label whose few A/A pairs happen to agree, that much is no finding."""
+    least: dict[str, float] = {}
+    for seen in studies:
+        for metric, one in seen.items():
+            if not one.is_exact:
+                least[metric] = min(one.explained, least.get(metric, one.explained))
+    return least
 
 
-def findings(seen: dict[str, Study], noisy: set[str]) -> list[str]:
-    """What speaks against a kernel on one label. noisy: metrics that A/A runs have shown not to be exact."""
-    found = []
+def _differs(metric: str, seen: Study, elsewhere: Mapping[str, float]) -> bool:
+    """Whether the classes differ by more than is known to be chance."""
+    base = _base(metric)
+    if base in REPORTED:
+        return False
+    if base in WITHIN:
+        return seen.classes_percent > WITHIN[base]
+    if base in (*DEMANDED, *DEMANDED_ONCE):
+        return not seen.is_equal
+    return seen.apart > (seen.explained or elsewhere.get(metric, 0.0))
+
+
+def findings(seen: dict[str, Study], elsewhere: Mapping[str, float]) -> dict[str, str]:
+    """What speaks against a kernel on one label, by metric. elsewhere: see explained_elsewhere."""
+    found = {}
     for metric, one in seen.items():
         if _base(metric) in (*DEMANDED, *DEMANDED_ONCE) and not one.is_exact:
-            found.append(f"{metric} varies by {one.aa_percent:.2g} % between runs of the same input")
-        elif metric in WITHIN:
-            if one.classes_percent > WITHIN[metric]:
-                found.append(_difference(metric, one))
-        elif _base(metric) not in REPORTED and metric not in noisy and not one.is_equal:
-            found.append(_difference(metric, one))
+            found[metric] = f"{metric} varies by {one.aa_percent:.2g} % between runs of the same input"
+        elif _differs(metric, one, elsewhere):
+            found[metric] = _difference(metric, one)
     return found
 
 
 def _difference(metric: str, seen: Study) -> str:
     low, *_, high = sorted(seen.by_class, key=lambda data: seen.by_class[data])
-    return f"{metric}: {seen.by_class[low]:.0f} ({low}) to {seen.by_class[high]:.0f} ({high})"
+    chance = "" if seen.is_exact else f", of which chance explains {seen.explained:.0f}"
+    return f"{metric}: {seen.by_class[low]:.0f} ({low}) to {seen.by_class[high]:.0f} ({high}){chance}"
 
 
 def by_label(counts: Iterable[Count], name: str) -> dict[str, list[Count]]:
@@ -187,27 +252,59 @@ def by_label(counts: Iterable[Count], name: str) -> dict[str, list[Count]]:
     return labels
 
 
+def _twins(counts: Sequence[Count], names: Iterable[str]) -> dict[str, dict[str, dict[str, str]]]:
+    """Control to twin to findings. What is noise in any clean twin may be noise in all."""
+    seen = {}
+    for name in names:
+        labels = by_label(counts, name)
+        seen[name] = {twin: study(labels[twin]) for twin in controls.TWINS}
+    elsewhere = explained_elsewhere(twins["clean"] for twins in seen.values())
+    return {name: {twin: findings(one, elsewhere) for twin, one in twins.items()} for name, twins in seen.items()}
+
+
 def judge_controls(counts: Sequence[Count], expected: dict[str, str]) -> list[ControlOutcome]:
-    """What was seen of each control. What is noisy in any clean twin is noise in all of them."""
-    seen = {name: {twin: study(runs) for twin, runs in by_label(counts, name).items()} for name in expected}
-    noisy = inexact(twins["clean"] for twins in seen.values())
+    """What the metrics of all shapes saw of each control."""
     outcomes = []
-    for name, twins in seen.items():
-        said = {twin: "; ".join(findings(twins[twin], noisy)[:2]) for twin in controls.TWINS}
-        outcomes.append(controls.judge_executed(name, expected[name], said["leak"], said["clean"]))
+    for name, said in _twins(counts, expected).items():
+        leak, clean = ("; ".join(list(said[twin].values())[:2]) for twin in controls.TWINS)
+        expects = controls.MAY if name in ONCE_ALONE else expected[name]
+        outcomes.append(controls.judge_executed(name, expects, leak, clean))
     return outcomes
+
+
+def judge_controls_once(counts: Sequence[Count]) -> list[ControlOutcome]:
+    """What the costly metrics saw of CONTROLS_ONCE: each has to see its own control's leak, and none a clean twin."""
+    said = _twins(counts, CONTROLS_ONCE.values())
+    outcomes = []
+    for metric, name in CONTROLS_ONCE.items():
+        leak = "; ".join(text for found, text in said[name]["leak"].items() if _base(found) == metric)
+        clean = "; ".join(list(said[name]["clean"].values())[:2])
+        outcomes.append(controls.judge_executed(f"{name}: {metric}", controls.CAUGHT, leak, clean))
+    return outcomes
+
+
+def _other_kernels(runs: Sequence[Count]) -> list[str]:
+    """Whether data decide which kernels are launched."""
+    by_class = {run.data: run.kernels for run in runs}
+    first, *_ = by_class
+    return [f"{data} launches other kernels than {first}" for data, one in by_class.items() if one != by_class[first]]
 
 
 def judge_subject(
     name: str, often: Sequence[Count], once: Sequence[Count], outcomes: list[ControlOutcome]
 ) -> GateResult:
     """The verdict on one subject, from its runs on all shapes (often) and those with the costly metrics (once)."""
-    shapes = {label: study(runs) for label, runs in by_label(often, name).items()}
-    costly = {label: study(runs) for label, runs in by_label(once, name).items()}
+    runs = [*by_label(often, name).items(), *by_label(once, name).items()]
+    shapes = {label: study(some) for label, some in by_label(often, name).items()}
+    costly = {label: study(some) for label, some in by_label(once, name).items()}
     studies = [*shapes.items(), *costly.items()]
-    noisy = inexact(seen for _, seen in studies)
-    problems = [f"{label}: {text}" for label, seen in studies for text in findings(seen, noisy)]
+    elsewhere = explained_elsewhere(seen for _, seen in studies)
+    problems = [f"{label}: {text}" for label, seen in studies for text in findings(seen, elsewhere).values()]
+    problems += [f"{label}: {text}" for label, some in runs for text in _other_kernels(some)]
+    idle = [label for label, seen in shapes.items() if not seen[INSTRUCTIONS].value]
+    problems += [f"{label}: no instruction was counted" for label in idle]
     gated = {metric for _, seen in studies for metric in seen if _base(metric) not in (*REPORTED, *WITHIN)}
+    noisy = gated & set(elsewhere)
     first, detail = next(iter(shapes.values())), next(iter(costly.values()))
     figures: dict[str, Any] = {
         "shapes": len(shapes),
@@ -215,9 +312,9 @@ def judge_subject(
         "instructions": int(first[INSTRUCTIONS].value),
         "registers": int(first[REGISTERS].value),
         "exact": f"{len(gated - noisy)} of {len(gated)}",
-        "differ": len({metric for _, seen in studies for metric, s in seen.items() if not s.is_equal} & gated - noisy),
+        "differ": len({metric for _, seen in studies for metric in gated & set(findings(seen, elsewhere))}),
         "time: classes (A/A)": f"{detail[TIME].classes_percent:.1f} ({detail[TIME].aa_percent:.1f}) %",
-        "not exact": sorted(noisy & gated),
+        "not exact": sorted(noisy),
         "kernels": sorted({kernel for count in often if count.name == name for kernel in count.kernels}),
         "counted": {label: {m: _as_json(s) for m, s in seen.items()} for label, seen in shapes.items()},
         "counted once": {label: {m: _as_json(s) for m, s in seen.items()} for label, seen in costly.items()},
@@ -231,15 +328,24 @@ def _as_json(seen: Study) -> dict[str, Any]:
 
 def run(subjects: list[Subject], quick: bool, progress: Progress) -> list[GateResult]:
     """Count controls and subjects. NotRun if there is no Nsight Compute, or it may not count."""
+    require_shapes(subjects)
     expected = controls.load_controls(lambda text: progress(text, 0, 1)).expected_of(GATE)
     extent = QUICK if quick else FULL
     names = tuple(subject.name for subject in subjects)
     shapes = min(extent.shapes, *(len(subject.shapes) for subject in subjects))
-    first = Request((*DEMANDED, *CANDIDATES, *WITHIN), names, shapes, extent.data, extent.control_data)
-    second = Request((*DEMANDED_ONCE, *CANDIDATES_ONCE, *REPORTED), names, 1, extent.data_once)
-    in_first = len(expected) * len(controls.TWINS) * len(extent.control_data) + len(names) * shapes * len(extent.data)
-    total = in_first + len(names) * len(extent.data_once)
+    planted, planted_once = tuple(expected), tuple(CONTROLS_ONCE.values())
+    first = Request((*DEMANDED, *CANDIDATES, *WITHIN), names, shapes, extent.data, planted, extent.control_data)
+    second = Request(
+        (*DEMANDED_ONCE, *CANDIDATES_ONCE, *REPORTED),
+        names,
+        1,
+        extent.data_once,
+        planted_once,
+        extent.control_data_once,
+    )
+    in_first = first.calls
+    total = in_first + second.calls
     often = ncu.measure(first, lambda done, what: progress(what, done, total))
     once = ncu.measure(second, lambda done, what: progress(what, in_first + done, total))
-    outcomes = judge_controls(often, expected)
+    outcomes = [*judge_controls(often, expected), *judge_controls_once(once)]
     return [judge_subject(name, often, once, outcomes) for name in names]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import os
 import re
 import subprocess
@@ -14,6 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from .. import tools
+from ..controls import TWINS
 from ..tools import NotRun
 
 INSTALLED = Path("/opt/nvidia/nsight-compute")
@@ -31,14 +33,22 @@ class Request:
         metrics: by the names of ``ncu --query-metrics``, with their suffix.
         subjects: names of subjects; each is run on `shapes` of its shapes, with `data` on each.
         data: names of ``inputs.CLASSES``; one that comes twice is an A/A pair.
-        control_data: names of ``inputs.planted_secrets``, with which every control is run. Empty: no controls.
+        controls: names of controls, both twins of which are run.
+        control_data: names of ``inputs.planted_secrets``, with which they are run.
     """
 
     metrics: tuple[str, ...]
     subjects: tuple[str, ...]
     shapes: int
     data: tuple[str, ...]
+    controls: tuple[str, ...] = ()
     control_data: tuple[str, ...] = ()
+
+    @property
+    def calls(self) -> int:
+        """How many calls are to be counted."""
+        of_controls = len(self.controls) * len(TWINS) * len(self.control_data)
+        return of_controls + len(self.subjects) * self.shapes * len(self.data)
 
 
 @dataclass(frozen=True)
@@ -97,24 +107,34 @@ def read_rows(text: str, metrics: Sequence[str]) -> list[tuple[int, str, dict[st
 
 def _number(metric: str, text: str) -> float:
     try:
-        return float(text.replace(",", ""))
+        value = float(text.replace(",", ""))
     except ValueError:
-        raise NotRun(f"ncu gives '{text}' for {metric}, where a number is expected") from None
+        value = math.nan
+    if not math.isfinite(value):  # ncu may print "nan", which would compare as no difference
+        raise NotRun(f"ncu gives '{text}' for {metric}, where a number is expected")
+    return value
+
+
+def _is_per_opcode(metric: str) -> bool:
+    return metric.partition(":")[0].endswith("_per_opcode")
 
 
 def _read_cell(metric: str, cell: str) -> dict[str, float]:
-    """A number, or a number followed by (KEY: number; …). Keys that are numbers count instances, not opcodes."""
+    """A number, or a number followed by (KEY: number; …). Keys that are numbers count instances, not opcodes. NotRun if
+    a metric for each opcode lacks opcodes, or these do not make up its total."""
     total, _, instances = cell.partition(" (")
     values = {metric: _number(metric, total)}
     for instance in filter(None, instances.rstrip(")").split("; ")):
         key, _, value = instance.rpartition(": ")
         if not key.isdigit():
             values[f"{metric}:{key}"] = _number(metric, value)
+    if _is_per_opcode(metric) and (len(values) == 1 or sum(values.values()) != 2 * values[metric]):
+        raise NotRun(f"ncu gives '{cell}' for {metric}: the opcodes do not make up the total")
     return values
 
 
 def _is_sum(metric: str) -> bool:
-    return metric.endswith(".sum") or metric.partition(":")[0].endswith("_per_opcode")
+    return metric.endswith(".sum") or _is_per_opcode(metric)
 
 
 def combine(steps: list[dict[str, str]], rows: Iterable[tuple[int, str, dict[str, float]]]) -> list[Count]:
@@ -135,6 +155,21 @@ def combine(steps: list[dict[str, str]], rows: Iterable[tuple[int, str, dict[str
         names = tuple(kernel for kernel, _ in kernels)
         counts.append(Count(step["name"], step["label"], step["data"], names, together))
     return counts
+
+
+def require_complete(request: Request, counts: Sequence[Count]) -> None:
+    """NotRun unless every call of the request was counted: what is missing would be seen as equal."""
+    labels: dict[str, dict[str, list[str]]] = {}
+    for count in counts:
+        labels.setdefault(count.name, {}).setdefault(count.label, []).append(count.data)
+    wanted = {name: (len(TWINS), request.control_data) for name in request.controls}
+    wanted |= {name: (request.shapes, request.data) for name in request.subjects}
+    for name, (number, data) in wanted.items():
+        found = labels.get(name, {})
+        if len(found) != number or any(sorted(one) != sorted(data) for one in found.values()):
+            raise NotRun(
+                f"ncu did not count all calls of {name}: {sum(map(len, found.values()))} of {number * len(data)}"
+            )
 
 
 def cause(log: str, errors: str, code: int) -> str:
@@ -175,4 +210,6 @@ def measure(request: Request, tell: Callable[[int, str], None]) -> list[Count]:
         log = (folder / "log").read_text() if (folder / "log").exists() else ""
         if process.returncode or not steps.exists():
             raise NotRun(cause(log, (folder / "errors").read_text(), process.returncode))
-        return combine(json.loads(steps.read_text()), read_rows(log, request.metrics))
+        counts = combine(json.loads(steps.read_text()), read_rows(log, request.metrics))
+    require_complete(request, counts)
+    return counts

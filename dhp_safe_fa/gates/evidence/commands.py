@@ -15,7 +15,7 @@ from rich.markup import escape
 from dhp_safe_fa import evidence
 from dhp_safe_fa._files import write_whole
 
-from .. import targets
+from .. import parts, targets
 from ..peers import page
 from ..verdict import EXIT_CODES, PASS, Progress
 from . import contracts, writer
@@ -35,7 +35,7 @@ def add_commands(commands: Any) -> None:
     record.add_argument("--from", dest="runs", metavar="FILE", type=Path, nargs="+", help="of `gates all --json FILE`")
     record.add_argument("--output", metavar="FILE", type=Path, default=evidence.CHECKOUT, help="default: %(default)s")
     record.add_argument(
-        "--quick", metavar="GATE", choices=("counters", "timing"), nargs="+", default=[], help="with fewer repeats"
+        "--quick", metavar="GATE", choices=writer.QUICK_IS_EVIDENCE, nargs="+", default=[], help="with fewer repeats"
     )
     peers = commands.add_parser("peers", help="run everything on the peers, and write audits/peers.json and peers.md")
     peers.add_argument("--peer", choices=targets.PEERS, nargs="+", default=[*targets.PEERS], help="default: all")
@@ -49,11 +49,13 @@ def status_command(arguments: argparse.Namespace, out: Console) -> int:
     out.print(f"evidence: {status.state}" + (f": {escape(status.summary)}" if status.summary else ""))
     for reason in status.reasons:
         out.print(escape(f"  {reason}"))
+    for part in status.not_compared:
+        out.print(f"  not compared here: {part}")
     if arguments.write:
         path = evidence.find()
         text = arguments.write.read_text(encoding="utf-8")
         known = evidence.load(path) if path else None
-        write_whole(contracts.rewrite(text, known, evidence.held()), arguments.write)
+        write_whole(contracts.rewrite(text, known, evidence.held(), parts.here()), arguments.write)
     return _EXIT[status.state]
 
 
@@ -64,18 +66,19 @@ def evidence_command(arguments: argparse.Namespace, out: Console, run_all: Calla
 
     _require_folder(arguments.output.parent)
     kernels = _inspect.kernels()
-    writer.require_clean_build(evidence.held(), git_commit(*writer.SOURCES)["dirty"])
+    built = _inspect.build_info()["sources"]["all"]
+    writer.require_clean_build(evidence.held(), git_commit(*writer.SOURCES)["dirty"], built)
     if arguments.runs:
         runs = [_read(path) for path in arguments.runs]
     else:
         from ..subjects import require_gpu
 
         require_gpu()
-        runs = [{**run_all(), "quick": arguments.quick}]
+        runs = [run_all()]
         LAST_RUN.parent.mkdir(parents=True, exist_ok=True)
         LAST_RUN.write_text(json.dumps(runs[0], indent=1) + "\n")
     listings = {kernel["name"]: writer.listing_digest(_inspect.cubin(kernel["name"])) for kernel in kernels}
-    content = writer.assemble(runs, kernels, listings)
+    content = writer.assemble(runs, kernels, listings, parts.here())
     writer.write(content, arguments.output)
     verdict = writer.verdict(content)
     out.print(f"{verdict}: {len(kernels)} kernels, stored in {escape(str(arguments.output))}")

@@ -10,55 +10,61 @@ import re
 from collections import Counter
 from collections.abc import Mapping
 
-from dhp_safe_fa.evidence import GATES, NONE, STALE, Evidence, Status, compare
+from dhp_safe_fa.evidence import NONE, STALE, Evidence, Status, compare
 
-# Contract: the gate whose verdicts it rests on; all of them for the binding to the binary.
-GATES_OF = {"C1": GATES[:1], "C2": GATES[:1], "C3": GATES[1:2], "C4": GATES[2:3], "C5": GATES[2:3], "C6": GATES[3:],
-            "C9": GATES}  # fmt: skip
+from ..registry import BINDING, GATES
+
+# Contract: the gate whose verdicts it rests on.
+GATE_OF = {contract: gate.name for gate in GATES for contract in gate.contracts}
+Now = Mapping[str, "str | None"]
 BEGIN, END = "<!-- evidence -->", "<!-- /evidence -->"
 _ROW = re.compile(r"^(\| (C\d) \|.*\|)[^|\n]*\|$", re.MULTILINE)
 _LINE = re.compile(rf"(?<={re.escape(BEGIN)}\n).*?(?={re.escape(END)})", re.DOTALL)
 
 
-def states(evidence: Evidence | None, kernels: Mapping[str, str]) -> dict[str, str]:
-    """The state of each gated contract, for kernels given by name and SHA-256: what the gates said, and of how many."""
-    return {contract: _state(evidence, kernels, gates) for contract, gates in GATES_OF.items()}
+def states(evidence: Evidence | None, kernels: Mapping[str, str], now: Now) -> dict[str, str]:
+    """The state of each gated contract, for kernels given by name and SHA-256: what the gates said, and of how many.
+    now: digests of what takes part (``parts.here()``)."""
+    gated = {contract: _state(evidence, kernels, now, (gate,)) for contract, gate in GATE_OF.items()}
+    return {**gated, BINDING: _state(evidence, kernels, now, tuple(gate.name for gate in GATES))}
 
 
-def _state(evidence: Evidence | None, kernels: Mapping[str, str], gates: tuple[str, ...]) -> str:
+def _state(evidence: Evidence | None, kernels: Mapping[str, str], now: Now, gates: tuple[str, ...]) -> str:
+    """What one gate said; of several, whether what they said is bound to these kernels."""
     if evidence is None or not kernels:
         return "no evidence"
+    outdated = any(evidence.outdated(gate, now) for gate in gates)
     counts: Counter[str] = Counter()
     for name, sha256 in kernels.items():
-        if evidence.kernels.get(name, {}).get("cubin_sha256") != sha256:
+        if outdated or evidence.kernels.get(name, {}).get("cubin_sha256") != sha256:
             counts[STALE] += 1
-        elif gates == GATES:
-            counts["bound"] += 1
         else:
-            counts[evidence.verdict(name, gates[0])] += 1
+            counts["bound" if len(gates) > 1 else evidence.verdict(name, gates[0])] += 1
     return ", ".join(f"{what} ({n} of {len(kernels)})" for what, n in sorted(counts.items()))
 
 
-def line(evidence: Evidence | None, kernels: Mapping[str, str]) -> str:
+def line(evidence: Evidence | None, kernels: Mapping[str, str], now: Now) -> str:
     """One sentence in Markdown: fresh, stale or none, and where it was measured."""
-    status = compare(evidence, kernels) if evidence else Status(NONE)
+    status = compare(evidence, kernels, now) if evidence else Status(NONE)
     if evidence is None or status.state == NONE:
         return "Evidence: **none** is stored yet."
     known = evidence.environment
     versions = f"CUDA {known.get('cuda')}, nvcc {known.get('nvcc')}, torch {known.get('torch')}"
     where = f"`audits/evidence.json`, measured on {evidence.where()}, {versions}"
     if status.state == STALE:
-        return f"Evidence: **stale** for {len(status.reasons)} reasons (`gates status` lists them). {where}."
+        more = len(status.reasons) - 1
+        others = f", and {more} more reasons (`gates status` lists them)" if more else ""
+        return f"Evidence: **stale**: {status.reasons[0]}{others}. {where}."
     return f"Evidence: **fresh** for kernels built with the same nvcc: {where}."
 
 
-def rewrite(readme: str, evidence: Evidence | None, kernels: Mapping[str, str]) -> str:
+def rewrite(readme: str, evidence: Evidence | None, kernels: Mapping[str, str], now: Now) -> str:
     """README's text with these states. ValueError if it lacks the markers or the row of a contract."""
     if not _LINE.search(readme):
         raise ValueError(f"there are no lines {BEGIN} and {END}")
-    known = states(evidence, kernels)
+    known = states(evidence, kernels, now)
     missing = set(known) - {match[2] for match in _ROW.finditer(readme)}
     if missing:
         raise ValueError(f"the table has no row for {', '.join(sorted(missing))}")
-    readme = _LINE.sub(lambda _: line(evidence, kernels) + "\n", readme)
+    readme = _LINE.sub(lambda _: line(evidence, kernels, now) + "\n", readme)
     return _ROW.sub(lambda row: f"{row[1]} {known[row[2]]} |" if row[2] in known else row[0], readme)

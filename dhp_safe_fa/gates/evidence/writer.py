@@ -15,12 +15,13 @@ from typing import Any
 from dhp_safe_fa import evidence
 from dhp_safe_fa._files import write_whole
 
-from .. import tools
+from .. import parts, registry, tools
 from ..verdict import NOT_RUN, worst
 
 ROOT = evidence.CHECKOUT.parents[1]
 # What the kernels, their build and the gates are made of; documents and stored results may differ from the commit.
 SOURCES = ("csrc", "setup.py", "dhp_safe_fa", "tests/controls", "audits/sass_policy.json")
+QUICK_IS_EVIDENCE = tuple(gate.name for gate in registry.GATES if gate.quick_is_evidence)
 # Runs with other values of these are of another machine or another build.
 SAME = ("commit", "gpu", "driver", "cuda", "torch", "nvcc", "kernels")
 MAX_BYTES = 100_000
@@ -36,15 +37,19 @@ class Refused(Exception):
     """Why there can be no evidence; the text is one sentence."""
 
 
-def require_clean_build(kernels: dict[str, str], dirty: bool | None) -> None:
+def require_clean_build(kernels: dict[str, str], dirty: bool | None, built: str) -> None:
     """Refused unless the kernels (name to SHA-256) are those that the commit's sources were built into last.
 
-    dirty: whether SOURCES differ from the commit; None where there is no git to ask.
+    Args:
+        dirty: whether SOURCES differ from the commit; None where there is no git to ask.
+        built: the digest that the build carries of its sources.
     """
     if not kernels:
         raise Refused("this build holds no GPU kernel: build it where nvcc is")
     if dirty:
         raise Refused(f"sources differ from the commit ({', '.join(SOURCES)}): commit them first, then build")
+    if parts.of_sources(ROOT)["all"] != built:
+        raise Refused("csrc/ or setup.py have changed since the library was built from them: run `make build`")
     for name, sha256 in kernels.items():
         cubin = ROOT / "build" / "cubins" / f"{name}.cubin"
         if not cubin.is_file() or hashlib.sha256(cubin.read_bytes()).hexdigest() != sha256:
@@ -52,7 +57,10 @@ def require_clean_build(kernels: dict[str, str], dirty: bool | None) -> None:
 
 
 def assemble(
-    runs: Sequence[dict[str, Any]], kernels: Sequence[dict[str, Any]], listings: dict[str, str]
+    runs: Sequence[dict[str, Any]],
+    kernels: Sequence[dict[str, Any]],
+    listings: dict[str, str],
+    now: dict[str, str | None],
 ) -> dict[str, Any]:
     """The evidence file's content.
 
@@ -60,10 +68,11 @@ def assemble(
         runs: what ``gates all --json`` wrote.
         kernels: what this build holds (``_inspect.kernels()``). Every run must be of exactly these.
         listings: by kernel, the SHA-256 of its disassembly.
+        now: digests of what takes part in verdicts (``parts.here()``).
 
     Raises:
-        Refused: a run is of another machine or build than the first, or of a machine without a Hopper GPU, or a kernel
-            has no result of some gate.
+        Refused: a run is of another machine or build than the first, or of a machine without a Hopper GPU, or was made
+            in another way than `make evidence` would, or a kernel has no result of some gate.
     """
     environment = runs[0]["environment"]
     if not environment.get("gpu"):
@@ -71,15 +80,38 @@ def assemble(
     require_same_machine(runs)
     if environment.get("kernels") != {kernel["name"]: kernel["cubin_sha256"] for kernel in kernels}:
         raise Refused("the run was made with other kernels than this build holds")
-    quick = sorted({gate for run in runs for gate in run.get("quick", [])})
-    digests = [digest(run) for run in runs]
-    head = {"schema": evidence.SCHEMA, "environment": environment, "quick": quick, "runs_sha256": digests}
+    for run in runs:
+        require_made_as_evidence(run, now)
+    head = {
+        "schema": evidence.SCHEMA,
+        "environment": environment,
+        "quick": sorted({gate for run in runs for gate in run["how"]["quick"]}),
+        "digests": now,
+        "runs_sha256": [digest(run) for run in runs],
+    }
     for limit in _NESTED_LIMITS:
         entries = {kernel["name"]: _entry(kernel, listings[kernel["name"]], runs, limit) for kernel in kernels}
         content = {**head, "kernels": entries}
         if len(as_text(content)) <= MAX_BYTES:
             break
     return content
+
+
+def require_made_as_evidence(run: dict[str, Any], now: dict[str, str | None]) -> None:
+    """Refused if a run was made in a way in which `make evidence` makes none, or with other parts than those of now."""
+    how = run.get("how")
+    if not isinstance(how, dict) or not isinstance(how.get("digests"), dict) or not isinstance(how.get("quick"), list):
+        raise Refused("a run does not say how it was made, as those of this version do: run the gates again")
+    if run["environment"].get("dirty"):
+        raise Refused("a run was made with sources that differ from the commit that it names")
+    hasty = [gate for gate in how["quick"] if gate not in QUICK_IS_EVIDENCE]
+    if hasty:
+        raise Refused(f"{', '.join(hasty)}: run with --quick, and evidence needs all of its repeats")
+    if how["digests"].get("policy") != now["policy"]:
+        raise Refused("a run was made with another policy than audits/sass_policy.json")
+    changed = [part for part, digest in now.items() if how["digests"].get(part) != digest]
+    if changed:
+        raise Refused(f"a run was made with another {', another '.join(changed)} than this checkout has: run it again")
 
 
 def digest(content: Any) -> str:
@@ -95,7 +127,7 @@ def listing_digest(cubin: bytes) -> str:
 def _entry(kernel: dict[str, Any], listing: str, runs: Sequence[dict[str, Any]], limit: int) -> dict[str, Any]:
     name, sha256 = kernel["name"], kernel["cubin_sha256"]
     gates = {"sass": _sass(name, sha256, runs)}
-    for gate in evidence.GATES[1:]:
+    for gate in registry.EXECUTING:
         results = [result for run in runs for result in run[gate] if result["subject"] == name]
         if not results:  # one that could not run at all speaks of all kernels at once
             results = [result for run in runs for result in run[gate] if result["verdict"] == NOT_RUN]

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-GATES = ("sass", "counters", "bitwise", "timing")
+from ..registry import EXECUTING, NAMES
+
 _SHOWN = 6  # problems of one gate; the JSON has more
 
 HEAD = """\
@@ -32,7 +33,7 @@ def page(content: Mapping[str, Any]) -> str:
     peers: Mapping[str, Mapping[str, Any]] = content["peers"]
     parts = [HEAD, _machine(content["environment"]), _verdicts(peers), "## Machine code\n", READING]
     parts += [_sass(name, peer["sass"]) for name, peer in peers.items()]
-    for gate in GATES[1:]:
+    for gate in EXECUTING:
         parts += [f"## {gate.capitalize()}\n", _table(gate, peers)]
         parts += [text for name, peer in peers.items() if (text := _problems(name, peer[gate]))]
     return "\n".join(parts)
@@ -54,9 +55,9 @@ def _machine(known: Mapping[str, Any]) -> str:
 
 
 def _verdicts(peers: Mapping[str, Mapping[str, Any]]) -> str:
-    rows = [[name, *(peer[gate]["verdict"] for gate in GATES)] for name, peer in peers.items()]
+    rows = [[name, *(peer[gate]["verdict"] for gate in NAMES)] for name, peer in peers.items()]
     shapes: list[str] = next((peer["shapes"] for peer in peers.values() if peer["shapes"]), [])
-    return _grid(["peer", *GATES], rows) + f"\nShapes (B, H, S, head_dim): {', '.join(shapes) or 'none were run'}.\n"
+    return _grid(["peer", *NAMES], rows) + f"\nShapes (B, H, S, head_dim): {', '.join(shapes) or 'none were run'}.\n"
 
 
 def _sass(name: str, sass: Mapping[str, Any]) -> str:

@@ -15,14 +15,14 @@ from dhp_safe_fa.bench.peers import one_line
 from .. import controls, report, subjects
 from ..evidence.writer import compact, require_same_machine
 from ..inputs import make
+from ..registry import EXECUTING, NAMES
 from ..sass import policy
 from ..subjects import Subject
 from ..tools import NotRun
-from ..verdict import INVALID, NOT_RUN, Progress, not_run
+from ..verdict import INVALID, NOT_RUN, Progress, have_a_say, not_run
 from . import code
 
 SCHEMA = "dhp_safe_fa.peers/1"
-EXECUTING = ("counters", "bitwise", "timing")
 POLICY = Path(__file__).resolve().parents[3] / "audits" / "peers_policy.json"
 
 
@@ -54,7 +54,7 @@ def run(names: Sequence[str], tell: Progress) -> dict[str, Any]:
             subject = subjects.peer(name)
             seen = kernels_seen(subject)
         except NotRun as error:
-            absent = {gate: compact(not_run(gate, name, error).as_json()) for gate in ("sass", *EXECUTING)}
+            absent = {gate: compact(not_run(gate, name, error).as_json()) for gate in NAMES}
             found["peers"][name] = {"shapes": [], "kernels_seen": [], **absent}
             continue
         present.append(subject)
@@ -74,6 +74,8 @@ def _sass(peers: dict[str, Any], names: Sequence[str], tell: Progress) -> None:
         outcomes = controls.run_controls(controls.load_controls())
         rules = policy.load(POLICY)
         wrong = [f"control {outcome.name}: {outcome.problem}" for outcome in outcomes if outcome.problem]
+        if not wrong and not have_a_say(outcomes):
+            wrong = ["no control had to be caught"]
     except (NotRun, controls.ControlError, policy.PolicyError) as error:
         for name in names:
             peers[name]["sass"] = {"verdict": NOT_RUN, "kernels": [], "problems": [str(error)]}

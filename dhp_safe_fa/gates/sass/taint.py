@@ -134,9 +134,8 @@ class _Taint:
                     self.effects[position] = Effects()
 
     def run(self) -> None:
-        queue = [0] if self.graph.blocks else []
-        if queue:
-            self.entry_states[0].stack = 0
+        queue = [self.graph.entry]
+        self.entry_states[self.graph.entry].stack = 0
         waiting = set(queue)
         while queue:
             block = heapq.heappop(queue)
@@ -285,7 +284,9 @@ class _Taint:
                 if self.program.code[position].base == "CALL" and self.context[block] is not None:
                     add(CALL, position, self.context[block])
                 self.step(position, state, self.context[block])
-        for position in (*self.graph.unresolved, *self.graph.unreached[:1]):
+        blocks = zip(self.graph.blocks, self.entry_states, strict=True)
+        missed = [first for (first, _), state in blocks if state.stack == _UNSET]
+        for position in (*self.graph.unresolved, *self.graph.unreached[:1], *missed[:1]):
             add(UNRESOLVED, position, None)
         return sorted(found.values(), key=lambda f: (len(f.chain), f.position))
 

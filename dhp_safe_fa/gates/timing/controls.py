@@ -16,7 +16,7 @@ from ..verdict import ControlOutcome
 from .clock import Clock, Job
 from .inputs import REFERENCE, SAME
 from .judge import Judged, Study, compare, judge
-from .stats import detectable, permutations_for
+from .stats import permutations_for
 
 # Classes of planted_secrets that are compared with "normal".
 _TESTED = ("zeros", "large", "ascending", "descending", "denormals", "NaN")
@@ -89,7 +89,7 @@ def delay_outcomes(delays: Delays, clock: Clock, blocks: int, rng: np.random.Gen
     """Delays of MULTIPLES of the effect that can be detected among classes that spin alike: which are caught."""
     base = {name: float(_BASE_CYCLES) for name in (REFERENCE, *SAME)}
     alike = compare(delays.study("leak", base), clock, blocks, permutations_for(len(MULTIPLES)), rng)
-    smallest = detectable(alike.cycles.identical, len(MULTIPLES))
+    smallest = alike.cycles.detectable(len(MULTIPLES))
     start = delays.spun(_BASE_CYCLES)
     cycles = {**base, **{name: start + multiple * smallest for name, multiple in MULTIPLES.items()}}
     (leak,) = judge([delays.study("leak", cycles)], clock, blocks, rng)

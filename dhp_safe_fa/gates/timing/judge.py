@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from ..tools import NotRun
 from .clock import Clock, Job, Sample
 from .stats import (
     ALPHA,
@@ -66,6 +67,10 @@ class Contrasts:
     def identical(self) -> list[Contrast]:
         return [self.of[name] for name in self.same]
 
+    def detectable(self, tests: int) -> float:
+        """The smallest effect that would have been found among so many tests, whichever class has it."""
+        return detectable(self.identical, max(one.error for one in self.of.values()), tests)
+
     def outstanding(self) -> list[str]:
         """Classes that differ significantly, and by more than identical classes do; these themselves only have to
         differ significantly."""
@@ -109,7 +114,8 @@ class Judged:
 
     Attributes:
         first: the measurement on which everything is reported.
-        detectable_percent: what would have been found with probability stats.POWER, in % of the reference.
+        detectable_percent: what would have been found, by both looks, with a probability of at least stats.POWER; in %
+            of the reference.
         differences: classes that take other numbers of cycles than the reference, in both measurements.
         invalid: classes with identical content that seem to, in both measurements.
         unconfirmed: classes that seemed to, and did not when measured again.
@@ -173,8 +179,10 @@ def _percentiles(comparison: Comparison) -> dict[str, list[float]]:
 
 
 def compare(study: Study, clock: Clock, blocks: int, permutations: int, rng: np.random.Generator) -> Comparison:
-    """Measure a study once; p-values are not corrected yet."""
+    """Measure a study once; p-values are not corrected yet. NotRun if the clock's times are no times."""
     sample = clock.interleaved(study.make(), study.columns, blocks, rng)
+    if not (np.isfinite(sample.ns).all() and np.isfinite(sample.cycles).all() and (sample.cycles > 0).all()):
+        raise NotRun(f"{study.name}: the clock gave a time that is no positive number")
 
     def contrasts(times: Times) -> Contrasts:
         others = list(enumerate(study.columns))[2:]
@@ -206,8 +214,14 @@ def judge(
     of identical classes, and the same sign. So the chance to report one where there is none is far below ALPHA, and
     what is twice the detectable effect is practically never missed. Differences in nanoseconds alone come from the
     clock's frequency, which follows the power that is drawn; they are reported as such.
+
+    Raises:
+        ValueError: a study has nothing to compare, or no identical classes to say what a difference is.
     """
-    tests = max(1, sum(len(study.tested) for study in studies))
+    for study in studies:
+        if not study.tested or not study.same:
+            raise ValueError(f"{study.name}: classes to be tested and identical ones are needed")
+    tests = sum(len(study.tested) for study in studies)
     permutations = permutations_for(tests)
     firsts = []
     for study in studies:
@@ -215,9 +229,7 @@ def judge(
         firsts.append(compare(study, clock, blocks, permutations, rng))
     _correct([first.cycles for first in firsts])
     _correct([first.ns for first in firsts])
-    judged = [
-        Judged(first, 100 * detectable(first.cycles.identical, tests) / first.reference_cycles) for first in firsts
-    ]
+    judged = [Judged(first, 100 * first.cycles.detectable(tests) / first.reference_cycles) for first in firsts]
     suspected = [one for one in judged if one.first.cycles.outstanding()]
     seconds = []
     for one in suspected:

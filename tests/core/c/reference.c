@@ -101,6 +101,7 @@ problem problem_new(shape s, dhp_dtype dtype, memory_layout layout) {
   p.lse = malloc((size_t)(s.batch * s.heads * s.queries) * sizeof(float));
   if (!p.lse) abort();
   p.args.lse = p.lse;
+  p.mask = dhp_mask_of(&p.args);
   fill(&p.args.q, p.q);
   fill(&p.args.k, p.k);
   fill(&p.args.v, p.v);
@@ -157,10 +158,7 @@ void set(const dhp_tensor *t, int64_t b, int64_t h, int64_t s, int64_t d, double
   memcpy(element(t, b, h, s, d), &bits, size_of(t->dtype));
 }
 
-int is_visible(const dhp_attention *args, int64_t i, int64_t j) {
-  const int64_t offset = args->causal_offset; /* i, j >= 0: neither branch overflows */
-  return !args->is_causal || (offset < 0 ? j <= i + offset : j - offset <= i);
-}
+int is_visible(const dhp_mask *mask, int64_t i, int64_t j) { return mask->lowest <= j - i && j - i <= mask->highest; }
 
 /* ---- comparison ------------------------------------------------------------------------------------------------ */
 
@@ -187,27 +185,28 @@ static double *decode(const dhp_tensor *t) {
 }
 
 /* q and out: one row; k and v: all rows of their head; p: room for a number per key. */
-static void compare_row(const dhp_attention *args, int64_t i, const double *q, const double *k, const double *v,
+static void compare_row(const problem *whole, int64_t i, const double *q, const double *k, const double *v,
                         const double *out, double lse, double *p, comparison *result, norms *totals) {
-  const int64_t keys = args->k.size[2], head_dim = args->q.size[3];
+  const int64_t keys = whole->args.k.size[2], head_dim = whole->args.q.size[3];
   double maximum = -HUGE_VAL, sum = 0.0, error;
-  int64_t visible = 0; /* they are the first ones */
-  while (visible < keys && is_visible(args, i, visible))
+  int visible = 0;
+  for (int64_t j = 0; j < keys; j++) {
+    if (!is_visible(&whole->mask, i, j)) continue;
     visible++;
-  for (int64_t j = 0; j < visible; j++) {
     p[j] = 0.0;
     for (int64_t d = 0; d < head_dim; d++)
       p[j] += q[d] * k[j * head_dim + d];
-    p[j] *= (double)args->scale;
+    p[j] *= (double)whole->args.scale;
     if (p[j] > maximum) maximum = p[j];
   }
   const double shift = isinf(maximum) ? 0.0 : maximum; /* an infinite score stays what it is: exp(inf) = inf */
-  for (int64_t j = 0; j < visible; j++)
-    sum += p[j] = exp(p[j] - shift);
+  for (int64_t j = 0; j < keys; j++)
+    if (is_visible(&whole->mask, i, j)) sum += p[j] = exp(p[j] - shift);
 
   for (int64_t d = 0; d < head_dim; d++) {
     double expected = 0.0, magnitude = 0.0;
-    for (int64_t j = 0; j < visible; j++) {
+    for (int64_t j = 0; j < keys; j++) {
+      if (!is_visible(&whole->mask, i, j)) continue;
       expected += p[j] * v[j * head_dim + d];
       magnitude += p[j] * fabs(v[j * head_dim + d]);
     }
@@ -224,7 +223,8 @@ static void compare_row(const dhp_attention *args, int64_t i, const double *q, c
   result->lse = fmax(result->lse, fabs(error) / fmax(1.0, fabs(expected)));
 }
 
-comparison compare(const dhp_attention *args) {
+comparison compare(const problem *whole) {
+  const dhp_attention *const args = &whole->args;
   comparison result = {0};
   norms totals = {0};
   const int64_t *const n = args->q.size, key_heads = args->k.size[1], keys = args->k.size[2];
@@ -234,7 +234,7 @@ comparison compare(const dhp_attention *args) {
   for (int64_t row = 0; row < n[0] * n[1] * n[2]; row++) {
     const int64_t b = row / (n[1] * n[2]), h = row / n[2] % n[1];
     const int64_t head = (b * key_heads + h / (n[1] / key_heads)) * keys * n[3];
-    compare_row(args, row % n[2], q + row * n[3], k + head, v + head, out + row * n[3], (double)args->lse[row], p,
+    compare_row(whole, row % n[2], q + row * n[3], k + head, v + head, out + row * n[3], (double)args->lse[row], p,
                 &result, &totals);
   }
   free(q);

@@ -1,12 +1,13 @@
 /*
  * reference.h - attention as its definition reads, in float64, one element at a time; and the problems to compare on.
  *
- * Shares no code with the kernel: its conversions of float16 and bfloat16 go through exact float64 arithmetic.
+ * Shares no code with the kernel: its conversions of float16 and bfloat16 go through exact float64 arithmetic, and it
+ * asks of a mask only the two bounds, element by element (test_masks.c compares them with the arguments of a call).
  */
 #ifndef DHP_TEST_REFERENCE_H
 #define DHP_TEST_REFERENCE_H
 
-#include "../../../csrc/dhp_fa.h"
+#include "../../../csrc/mask.h"
 
 /* ---- numbers --------------------------------------------------------------------------------------------------- */
 
@@ -37,6 +38,7 @@ typedef struct storage {
 
 typedef struct problem {
   dhp_attention args; /* lse is set; scale is 1 / sqrt(D) */
+  dhp_mask mask;      /* the one that args ask for, until a test sets another */
   storage q, k, v, out;
   float *lse;
 } problem;
@@ -54,7 +56,7 @@ void set(const dhp_tensor *t, int64_t b, int64_t h, int64_t s, int64_t d, double
 uint32_t get_bits(const dhp_tensor *t, int64_t b, int64_t h, int64_t s, int64_t d);
 
 /* 1 if query i may see key j. */
-int is_visible(const dhp_attention *args, int64_t i, int64_t j);
+int is_visible(const dhp_mask *mask, int64_t i, int64_t j);
 
 /* ---- comparison ------------------------------------------------------------------------------------------------ */
 
@@ -66,6 +68,6 @@ typedef struct comparison {
 } comparison;
 
 /* What out and lse hold, against the definition. */
-comparison compare(const dhp_attention *args);
+comparison compare(const problem *p);
 
 #endif

@@ -25,11 +25,13 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "../../../csrc/cpu/tile.h"
 #include "check.h"
-#include "reference.h"
+#include "secrecy.h"
 
-enum { NOT_PERMITTED = 77 };
+enum {
+  NOT_PERMITTED = 77,
+  MOST_LANES = 16 /* floats of the widest vector */
+};
 
 /* ---- tracing --------------------------------------------------------------------------------------------------- */
 
@@ -120,9 +122,10 @@ static void fill(const dhp_tensor *t, int class) {
 }
 
 /* Same path on all classes, and the same registers if the rows are whole vectors; returns the number of differences. */
-static int compare_classes(const dhp_cpu_kernel *kernel, shape s, dhp_dtype dtype, int whole_vectors) {
-  problem p = problem_new(s, dtype, CONTIGUOUS);
-  const dhp_cpu_rows rows = {.args = &p.args, .batch = 0, .head = 0, .first = 0, .count = (int)s.queries};
+static int compare_classes(const dhp_cpu_kernel *kernel, const secrecy_case *c, dhp_dtype dtype) {
+  problem p = secrecy_problem(c, dtype, CONTIGUOUS);
+  const int whole_vectors = c->s.head_dim % MOST_LANES == 0;
+  const dhp_cpu_rows rows = secrecy_rows(&p);
   const task t = {kernel, &rows};
   trace first = {0};
   int differences = 0;
@@ -133,13 +136,13 @@ static int compare_classes(const dhp_cpu_kernel *kernel, shape s, dhp_dtype dtyp
     const trace now = trace_of(attend, &t);
     if (class == 0) first = now;
     if (now.path != first.path || now.steps != first.steps || (whole_vectors && now.registers != first.registers)) {
-      printf("%s, dtype %d, D=%d, %s: %ld steps, %s; \"%s\": %ld steps\n", kernel->instructions, (int)dtype,
-             (int)s.head_dim, classes[class], now.steps, now.path == first.path ? "other registers" : "another path",
-             classes[0], first.steps);
+      printf("%s, dtype %d, %s, %s: %ld steps, %s; \"%s\": %ld steps\n", kernel->instructions, (int)dtype, c->what,
+             classes[class], now.steps, now.path == first.path ? "other registers" : "another path", classes[0],
+             first.steps);
       differences++;
     }
   }
-  printf("%-8s dtype %d D=%-3d %8ld steps\n", kernel->instructions, (int)dtype, (int)s.head_dim, first.steps);
+  printf("%-8s dtype %d %8ld steps: %s\n", kernel->instructions, (int)dtype, first.steps, c->what);
   problem_free(&p);
   return differences;
 }
@@ -177,9 +180,8 @@ int main(int argc, char **argv) {
   dhp_cpu_kernel kernels[3];
   dhp_cpu_kernels(kernels); /* the first is the one that dhp_cpu_forward uses here */
   int differences = 0;
-  for (int dtype = DHP_FLOAT32; dtype <= DHP_BFLOAT16; dtype++) {
-    differences += compare_classes(&kernels[0], (shape){1, 1, 1, 4, 6, 16, 1, 2}, (dhp_dtype)dtype, 1);
-    differences += compare_classes(&kernels[0], (shape){1, 1, 1, 3, 7, 19, 1, 4}, (dhp_dtype)dtype, 0);
-  }
+  for (int i = 0; i < SECRECY_CASES; i++)
+    for (int dtype = 0; dtype < secrecy_cases[i].traced; dtype++)
+      differences += compare_classes(&kernels[0], &secrecy_cases[i], (dhp_dtype)dtype);
   return differences != 0;
 }

@@ -9,9 +9,9 @@
 dhp_cpu_kernel test_kernels[3];
 int test_kernel_count;
 
-void run_kernel(const dhp_cpu_kernel *kernel, const dhp_attention *args) {
+void run_kernel(const dhp_cpu_kernel *kernel, const problem *p) {
   dhp_error error;
-  const dhp_status status = dhp_cpu_forward_with(kernel, args, NULL, &error);
+  const dhp_status status = dhp_cpu_forward_with(kernel, &p->args, &p->mask, NULL, &error);
   check(status == DHP_OK, "%s: status %d", kernel->instructions, (int)status);
 }
 
@@ -25,6 +25,7 @@ int main(int argc, char **argv) {
   printf("\n");
 
   test_numbers();
+  test_masks();
   test_attention();
   test_rows();
   test_runtime();

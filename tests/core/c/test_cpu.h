@@ -3,9 +3,11 @@
 #define DHP_TEST_CPU_H
 
 #include "../../../csrc/cpu/tile.h"
+#include "reference.h"
 
 void test_numbers(void);   /* csrc/ct.h and csrc/cpu/convert.h */
 void test_attention(void); /* values, against reference.h */
+void test_masks(void);     /* csrc/mask.h, and masks that no call asks for yet */
 void test_rows(void);      /* what a row's bits depend on; NaN and infinity */
 void test_runtime(void);   /* executor, memory, floating-point state */
 
@@ -13,7 +15,10 @@ void test_runtime(void);   /* executor, memory, floating-point state */
 extern dhp_cpu_kernel test_kernels[3];
 extern int test_kernel_count;
 
+/* Of errors, relative: float32 arithmetic, or half an ulp of the output's dtype (2^-11, 2^-8) and a little. */
+double tolerance(dhp_dtype dtype);
+
 /* Runs the kernel in the calling thread and checks its status. */
-void run_kernel(const dhp_cpu_kernel *kernel, const dhp_attention *args);
+void run_kernel(const dhp_cpu_kernel *kernel, const problem *p);
 
 #endif

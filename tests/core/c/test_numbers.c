@@ -26,7 +26,7 @@ static uint32_t bits_of(float x) {
 /* Error of x in units of the expected value's last place. */
 static double ulps(float x, double expected) { return fabs((double)x - expected) / ldexp(1.0, ilogb(expected) - 23); }
 
-static void test_masks(void) {
+static void test_bit_masks(void) {
   check_group("masks and selects");
   const uint32_t all = 0xffffffffu;
   check(dhp_ct_barrier(12345u) == 12345u, "barrier");
@@ -112,7 +112,7 @@ static void test_conversions(void) {
 }
 
 void test_numbers(void) {
-  test_masks();
+  test_bit_masks();
   test_functions();
   check_group("float16 and bfloat16 conversions");
   test_conversions();

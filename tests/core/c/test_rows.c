@@ -17,27 +17,22 @@ static void move(dhp_tensor *t, int64_t b, int64_t h, int64_t s) {
 
 /* ---- row invariance -------------------------------------------------------------------------------------------- */
 
-/* Row (b, h, i) of p by itself: one query; its keys cut off behind the last visible one, or masked by the offset. */
+/* Row (b, h, i) of p by itself: one query; its keys cut off behind the last visible one, or hidden by the mask. */
 static void check_row_alone(const dhp_cpu_kernel *kernel, const problem *p, int64_t b, int64_t h, int64_t i, int cut) {
   float lse = 0.f;
-  dhp_attention alone = p->args;
-  alone.lse = &lse;
+  problem alone = *p;
+  dhp_attention *const args = &alone.args;
+  args->lse = &lse;
   unsigned char row[256 * sizeof(float)];
-  move(&alone.q, b, h, i);
-  move(&alone.k, b, h / (alone.q.size[1] / alone.k.size[1]), 0);
-  move(&alone.v, b, h / (alone.q.size[1] / alone.k.size[1]), 0);
-  alone.out.data = row;
-  alone.q.size[0] = alone.k.size[0] = alone.v.size[0] = alone.out.size[0] = 1;
-  alone.q.size[1] = alone.k.size[1] = alone.v.size[1] = alone.out.size[1] = 1;
-  alone.q.size[2] = alone.out.size[2] = 1;
-  alone.causal_offset += i;
-  if (cut) {
-    int64_t visible = 0;
-    while (visible < p->args.k.size[2] && is_visible(&p->args, i, visible))
-      visible++;
-    alone.k.size[2] = alone.v.size[2] = visible;
-    alone.is_causal = 0;
-  }
+  move(&args->q, b, h, i);
+  move(&args->k, b, h / (args->q.size[1] / args->k.size[1]), 0);
+  move(&args->v, b, h / (args->q.size[1] / args->k.size[1]), 0);
+  args->out.data = row;
+  args->q.size[0] = args->k.size[0] = args->v.size[0] = args->out.size[0] = 1;
+  args->q.size[1] = args->k.size[1] = args->v.size[1] = args->out.size[1] = 1;
+  args->q.size[2] = args->out.size[2] = 1;
+  if (cut) args->k.size[2] = args->v.size[2] = dhp_mask_row(&p->mask, i).last;
+  alone.mask = dhp_mask_band(1, args->k.size[2], p->mask.lowest + i, p->mask.highest + i);
   run_kernel(kernel, &alone);
   dhp_tensor there = p->args.out;
   move(&there, b, h, i);
@@ -51,14 +46,17 @@ static void check_row_alone(const dhp_cpu_kernel *kernel, const problem *p, int6
 static void test_invariance(void) {
   check_group("a row alone has the bits it has in a prefill");
   static const int head_dims[] = {5, 64, 72, 130};
+  /* The bounds of a full mask, a causal one, and windows that are narrower and wider than a block of rows. */
+  static const int64_t bands[][2] = {{INT64_MIN, INT64_MAX}, {INT64_MIN, 30}, {20, 22}, {-40, 60}};
   for (int i = 0; i < 4; i++)
     for (int t = DHP_FLOAT32; t <= DHP_BFLOAT16; t++)
-      for (int causal = 0; causal < 2; causal++) {
-        problem p = problem_new((shape){2, 4, 2, 150, 210, head_dims[i], causal, 30}, (dhp_dtype)t, TRANSPOSED);
+      for (int band = 0; band < 4; band++) {
+        problem p = problem_new((shape){2, 4, 2, 150, 210, head_dims[i], 0, 0}, (dhp_dtype)t, TRANSPOSED);
+        p.mask = dhp_mask_band(150, 210, bands[band][0], bands[band][1]);
         for (int k = 0; k < test_kernel_count; k++) {
-          run_kernel(&test_kernels[k], &p.args);
+          run_kernel(&test_kernels[k], &p);
           for (int row = 0; row < 150; row += 1 + random_below(12))
-            check_row_alone(&test_kernels[k], &p, random_below(2), random_below(4), row, causal && row % 2);
+            check_row_alone(&test_kernels[k], &p, random_below(2), random_below(4), row, row % 2);
         }
         problem_free(&p);
       }
@@ -73,7 +71,7 @@ static void test_hidden(void) {
     for (int k = 0; k < test_kernel_count; k++)
       for (int round = 0; round < 12; round++) {
         problem p = problem_new((shape){1, 2, 1, 140, 170, 20, 1, 10}, (dhp_dtype)t, CONTIGUOUS);
-        run_kernel(&test_kernels[k], &p.args);
+        run_kernel(&test_kernels[k], &p);
         unsigned char *const before = malloc(p.out.size);
         if (!before) abort();
         memcpy(before, p.out.data, p.out.size);
@@ -81,7 +79,7 @@ static void test_hidden(void) {
         const dhp_tensor *const poisoned = round % 2 ? &p.args.k : &p.args.v;
         for (int64_t j = bad; j < 170; j++)
           set(poisoned, 0, 0, j, random_below(20), values[round % 3]);
-        run_kernel(&test_kernels[k], &p.args);
+        run_kernel(&test_kernels[k], &p);
         const size_t row = 20 * element_size((dhp_dtype)t), head = 140 * row;
         for (size_t h = 0; h < 2; h++) {
           check(memcmp(before + h * head, p.out.data + h * head, (size_t)(bad - 10) * row) == 0,
@@ -90,8 +88,7 @@ static void test_hidden(void) {
                        row) != 0,
                 "%s, dtype %d: key %d did not reach row %d", test_kernels[k].instructions, t, bad, bad - 10);
         }
-        check(compare(&p.args).mismatches == 0, "%s, dtype %d: differs from the reference",
-              test_kernels[k].instructions, t);
+        check(compare(&p).mismatches == 0, "%s, dtype %d: differs from the reference", test_kernels[k].instructions, t);
         free(before);
         problem_free(&p);
       }
@@ -111,7 +108,7 @@ static problem simple_problem(dhp_dtype dtype, int keys) {
 
 static void check_outcome(const dhp_cpu_kernel *kernel, problem *p, const char *what, double out, double lse) {
   problem_poison(p);
-  run_kernel(kernel, &p->args);
+  run_kernel(kernel, p);
   const double got = get(&p->args.out, 0, 0, 2, 0), got_lse = (double)p->lse[2];
   const double allowed = p->args.out.dtype == DHP_FLOAT32 ? 1e-6 : 8e-3; /* relative; bfloat16's ulp is 2^-7 */
   check((isnan(out) ? get_bits(&p->args.out, 0, 0, 2, 0) == nearest_bits(p->args.out.dtype, out)
@@ -119,7 +116,7 @@ static void check_outcome(const dhp_cpu_kernel *kernel, problem *p, const char *
             (isnan(lse) ? isnan(got_lse) : got_lse == lse || fabs(got_lse - lse) <= 1e-6 * fabs(lse)),
         "%s, dtype %d, %s: out %g, lse %g, expected %g, %g", kernel->instructions, (int)p->args.out.dtype, what, got,
         got_lse, out, lse);
-  check(compare(&p->args).mismatches == 0, "%s, %s: differs from the reference", kernel->instructions, what);
+  check(compare(p).mismatches == 0, "%s, %s: differs from the reference", kernel->instructions, what);
 }
 
 static void test_nonfinite(void) {
@@ -166,8 +163,8 @@ static void test_nonfinite(void) {
       problem q = problem_new((shape){1, 1, 1, 40, 40, 30, 0, 0}, (dhp_dtype)t, CONTIGUOUS);
       set(&q.args.q, 0, 0, 3, 29, NAN);
       set(&q.args.q, 0, 0, 17, 0, INFINITY);
-      run_kernel(kernel, &q.args);
-      check(compare(&q.args).mismatches == 0, "%s, dtype %d: NaN and inf in two query rows", kernel->instructions, t);
+      run_kernel(kernel, &q);
+      check(compare(&q).mismatches == 0, "%s, dtype %d: NaN and inf in two query rows", kernel->instructions, t);
       int nan_rows = 0;
       for (int i = 0; i < 40; i++)
         nan_rows += isnan(get(&q.args.out, 0, 0, i, 0));

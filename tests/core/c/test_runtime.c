@@ -92,7 +92,7 @@ static problem make_problem(void) { return problem_new((shape){2, 3, 1, 300, 120
 static void check_same_bits(problem *p, const dhp_cpu_kernel *kernel, int parts, const unsigned char *expected) {
   const dhp_executor executor = {run_threads, &parts};
   problem_poison(p);
-  const dhp_status status = dhp_cpu_forward_with(kernel, &p->args, &executor, NULL);
+  const dhp_status status = dhp_cpu_forward_with(kernel, &p->args, &p->mask, &executor, NULL);
   check(status == DHP_OK && memcmp(p->out.data, expected, p->out.size) == 0, "%s: %d parts, status %d",
         kernel->instructions, parts, (int)status);
 }
@@ -104,7 +104,7 @@ static void test_executors_and_memory(void) {
   if (!expected) abort();
   for (int k = 0; k < test_kernel_count; k++) {
     const dhp_cpu_kernel *const kernel = &test_kernels[k];
-    run_kernel(kernel, &p.args);
+    run_kernel(kernel, &p);
     memcpy(expected, p.out.data, p.out.size);
     for (int parts = 1; parts <= 16; parts += 5)
       check_same_bits(&p, kernel, parts, expected);
@@ -117,7 +117,7 @@ static void test_executors_and_memory(void) {
     memory_left = 0;
     dhp_error error = {""};
     problem_poison(&p);
-    const dhp_status status = dhp_cpu_forward_with(kernel, &p.args, NULL, &error);
+    const dhp_status status = dhp_cpu_forward_with(kernel, &p.args, &p.mask, NULL, &error);
     size_t written = 0;
     for (size_t i = 0; i < p.out.size; i++)
       written += p.out.data[i] != 0xa5;
@@ -138,11 +138,11 @@ static void test_float_state(void) {
   unsigned char *const expected = malloc(p.out.size);
   if (!expected) abort();
   for (int k = 0; k < test_kernel_count; k++) {
-    run_kernel(&test_kernels[k], &p.args);
+    run_kernel(&test_kernels[k], &p);
     memcpy(expected, p.out.data, p.out.size);
     fesetround(FE_UPWARD);
     feclearexcept(FE_ALL_EXCEPT);
-    run_kernel(&test_kernels[k], &p.args);
+    run_kernel(&test_kernels[k], &p);
     check(fetestexcept(FE_ALL_EXCEPT) == 0, "%s: exception flags %x tell of the data", test_kernels[k].instructions,
           (unsigned)fetestexcept(FE_ALL_EXCEPT));
     check(fegetround() == FE_UPWARD, "%s: rounding mode not restored", test_kernels[k].instructions);

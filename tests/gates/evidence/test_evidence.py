@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from evidence_samples import HELD, some_content
+from evidence_samples import HELD, NOW, some_content
 
 from dhp_safe_fa import _inspect, evidence
-from dhp_safe_fa.gates import cli
+from dhp_safe_fa.gates import cli, parts, registry
 from dhp_safe_fa.gates.evidence import contracts
 
 README = evidence.CHECKOUT.parents[1] / "README.md"
@@ -32,28 +32,29 @@ def stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(evidence, "CHECKOUT", path)
     monkeypatch.setattr(evidence, "PACKAGED", tmp_path / "none.json")
     monkeypatch.setattr(evidence, "held", lambda: HELD)
+    monkeypatch.setattr(parts, "here", lambda: NOW)
     return path
 
 
 def test_all_passed_on_these_bytes_is_fresh(tmp_path: Path) -> None:
-    status = evidence.compare(loaded(some_content(), tmp_path), HELD)
+    status = evidence.compare(loaded(some_content(), tmp_path), HELD, NOW)
     assert (status.state, status.reasons) == ("fresh", ())
     for part in ("all 2 kernels", "sass, counters, bitwise, timing", "NVIDIA H100", "580.1", "2026-01-02", "0123456"):
         assert part in status.line()
 
 
 def test_evidence_may_hold_more_than_the_build(tmp_path: Path) -> None:
-    assert evidence.compare(loaded(some_content(), tmp_path), {"abc": HELD["abc"]}).state == "fresh"
+    assert evidence.compare(loaded(some_content(), tmp_path), {"abc": HELD["abc"]}, NOW).state == "fresh"
 
 
 def test_other_bytes_are_stale_and_named(tmp_path: Path) -> None:
-    status = evidence.compare(loaded(some_content(), tmp_path), {**HELD, "def": "e" * 64})
+    status = evidence.compare(loaded(some_content(), tmp_path), {**HELD, "def": "e" * 64}, NOW)
     assert status.state == "stale"
     assert status.reasons == ("def: its machine code is eeeeeeeeeeee…, the evidence is about dddddddddddd…",)
 
 
 def test_a_kernel_without_evidence_is_stale_and_named(tmp_path: Path) -> None:
-    status = evidence.compare(loaded(some_content(), tmp_path), {**HELD, "ghi": "0" * 64})
+    status = evidence.compare(loaded(some_content(), tmp_path), {**HELD, "ghi": "0" * 64}, NOW)
     assert status.state == "stale" and status.reasons == ("ghi: the evidence does not name this kernel",)
     assert "ghi" in status.line()
 
@@ -63,18 +64,18 @@ def test_a_kernel_without_evidence_is_stale_and_named(tmp_path: Path) -> None:
 def test_what_did_not_pass_is_not_fresh(gate: str, verdict: str, tmp_path: Path) -> None:
     content = some_content()
     content["kernels"]["abc"]["gates"][gate]["verdict"] = verdict
-    status = evidence.compare(loaded(content, tmp_path), HELD)
+    status = evidence.compare(loaded(content, tmp_path), HELD, NOW)
     assert status.state == "stale" and status.reasons == (f"abc: {gate}: {verdict}",)
 
 
 def test_a_gate_that_is_missing_was_not_run(tmp_path: Path) -> None:
     content = some_content()
     del content["kernels"]["abc"]["gates"]["timing"]
-    assert evidence.compare(loaded(content, tmp_path), HELD).reasons == ("abc: timing: NOT RUN",)
+    assert evidence.compare(loaded(content, tmp_path), HELD, NOW).reasons == ("abc: timing: NOT RUN",)
 
 
 def test_a_build_without_kernels_has_none(tmp_path: Path) -> None:
-    status = evidence.compare(loaded(some_content(), tmp_path), {})
+    status = evidence.compare(loaded(some_content(), tmp_path), {}, NOW)
     assert status.state == "none" and "holds no GPU kernel" in status.line()
 
 
@@ -85,6 +86,7 @@ def test_no_file_is_none(stored: Path) -> None:
 @pytest.mark.parametrize(
     "text",
     ["", "{", "[]", "{}", '{"schema": "other/1", "environment": {}, "kernels": {}}',
+     '{"schema": "dhp_safe_fa.evidence/2", "environment": {}, "kernels": {}}',
      '{"schema": "dhp_safe_fa.evidence/1", "environment": {}, "kernels": {"a": {}}}',
      '{"schema": "dhp_safe_fa.evidence/1", "environment": {}, "kernels": {"a": {"cubin_sha256": 5, "gates": {}}}}',
      '{"schema": "dhp_safe_fa.evidence/1", "environment": {}, "kernels": {"a": {"cubin_sha256": "", "gates": []}}}'],
@@ -121,10 +123,54 @@ def test_command_status(change: str, code: int, stored: Path, capsys: pytest.Cap
 
 
 def test_importing_it_imports_nothing_of_the_gates() -> None:
-    names = "[m for m in sys.modules if 'gates' in m or m == 'rich']"
+    """But for the list of gates and what is compared, which import nothing themselves."""
+    names = "sorted(m for m in sys.modules if 'gates' in m or m == 'rich')"
     block = f"import sys; from dhp_safe_fa import evidence; print({names})"
     done = subprocess.run([sys.executable, "-c", block], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
+    assert done.stdout.strip() == str([f"dhp_safe_fa.gates{name}" for name in ("", ".parts", ".registry")])
+
+
+# ---- what took part --------------------------------------------------------------------------------------------------
+
+EVERY = ("sass", "counters", "bitwise", "timing")
+
+
+@pytest.mark.parametrize(
+    ("part", "words", "gates"),
+    [
+        ("launch", "launch path", EVERY[1:]),
+        ("controls", "controls", EVERY),
+        ("policy", "policy", ("sass",)),
+        ("shared", "what all gates share", EVERY),
+        *((f"gate {gate}", f"gate {gate}", (gate,)) for gate in EVERY),
+    ],
+)
+def test_each_part_makes_its_gates_stale(part: str, words: str, gates: tuple[str, ...], tmp_path: Path) -> None:
+    """The same cubins with the same verdicts, measured through something else or judged by something else."""
+    known, now = loaded(some_content(), tmp_path), {**NOW, part: "another"}
+    status = evidence.compare(known, HELD, now)
+    assert status.state == "stale"
+    assert status.reasons == (f"{words} changed since ({', '.join(gates)})",)
+    assert f"stale: {words} changed since" in status.line()
+    states = contracts.states(known, HELD, now)
+    resting = {contract for gate in gates for contract in registry.gate(gate).contracts} | {"C9"}
+    assert {contract for contract, state in states.items() if state == "stale (2 of 2)"} == resting
+    assert f"Evidence: **stale**: {words} changed since" in contracts.line(known, HELD, now)
+
+
+def test_what_is_not_here_is_said_and_not_compared(tmp_path: Path) -> None:
+    status = evidence.compare(loaded(some_content(), tmp_path), HELD, {**NOW, "controls": None})
+    assert status.state == "fresh" and status.not_compared == ("controls",)
+    assert status.line().endswith("not compared here: controls")
+
+
+def test_a_file_from_before_digests_is_stale(stored: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    content = some_content()
+    del content["digests"]
+    stored.write_text(json.dumps({**content, "schema": "dhp_safe_fa.evidence/1"}))
+    assert cli.main(["status"]) == 1
+    assert "made before digests were stored" in capsys.readouterr().out
+    assert set(contracts.states(evidence.load(stored), HELD, NOW).values()) == {"stale (2 of 2)"}
 
 
 # ---- README ----------------------------------------------------------------------------------------------------------
@@ -145,17 +191,17 @@ def rows(text: str) -> dict[str, str]:
 
 
 def test_states_when_all_passed(tmp_path: Path) -> None:
-    text = contracts.rewrite(TABLE, loaded(some_content(), tmp_path), HELD)
+    text = contracts.rewrite(TABLE, loaded(some_content(), tmp_path), HELD, NOW)
     gated = {f"C{n}": "PASS (2 of 2)" for n in range(1, 7)}
     assert rows(text) == {**gated, "C7": "old", "C8": "old", "C9": "bound (2 of 2)"}
     assert "Evidence: **fresh**" in text and "old words" not in text and "NVIDIA H100" in text
-    assert contracts.rewrite(text, loaded(some_content(), tmp_path), HELD) == text
+    assert contracts.rewrite(text, loaded(some_content(), tmp_path), HELD, NOW) == text
 
 
 def test_states_tell_what_did_not_pass_and_what_is_stale(tmp_path: Path) -> None:
     content = some_content()
     content["kernels"]["abc"]["gates"]["timing"]["verdict"] = "FAIL"
-    text = contracts.rewrite(TABLE, loaded(content, tmp_path), {**HELD, "def": "e" * 64})
+    text = contracts.rewrite(TABLE, loaded(content, tmp_path), {**HELD, "def": "e" * 64}, NOW)
     assert "Evidence: **stale**" in text
     assert rows(text)["C3"] == "PASS (1 of 2), stale (1 of 2)"
     assert rows(text)["C6"] == "FAIL (1 of 2), stale (1 of 2)"
@@ -163,14 +209,14 @@ def test_states_tell_what_did_not_pass_and_what_is_stale(tmp_path: Path) -> None
 
 
 def test_states_without_evidence() -> None:
-    text = contracts.rewrite(TABLE, None, HELD)
+    text = contracts.rewrite(TABLE, None, HELD, NOW)
     assert "Evidence: **none**" in text and rows(text)["C1"] == "no evidence" and rows(text)["C8"] == "old"
 
 
 @pytest.mark.parametrize(("cut", "sentence"), [("<!-- evidence -->", "no lines"), ("| C4 |", "no row for C4")])
 def test_a_readme_without_a_place_for_them(cut: str, sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
-        contracts.rewrite(TABLE.replace(cut, ""), None, HELD)
+        contracts.rewrite(TABLE.replace(cut, ""), None, HELD, NOW)
 
 
 def test_command_writes_the_readme(stored: Path, tmp_path: Path) -> None:
@@ -185,12 +231,12 @@ def test_readme_says_what_the_evidence_says() -> None:
     """For this build's cubins if the evidence's nvcc made them, else for those that the evidence names."""
     path = evidence.find()
     known = evidence.load(path) if path else None
-    kernels = evidence.held()
+    kernels, now = evidence.held(), parts.here()
     text = README.read_text(encoding="utf-8")
-    correct = [contracts.rewrite(text, known, kernels)]
+    correct = [contracts.rewrite(text, known, kernels, now)]
     if known and _inspect.build_info()["cuda"] != known.environment.get("nvcc"):
         named = {name: kernel["cubin_sha256"] for name, kernel in known.kernels.items()}
-        correct = [contracts.rewrite(text, known, named)]
+        correct = [contracts.rewrite(text, known, named, now)]
         if "**stale**" in text:  # of cubins that this build does not have, so there is nothing to compare it with
             correct.append(text)
     assert text in correct, "python -m dhp_safe_fa.gates status --write README.md"

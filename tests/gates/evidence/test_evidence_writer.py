@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from evidence_samples import HELD, KERNELS, LISTINGS, gate_result, some_content, some_run
+from evidence_samples import HELD, KERNELS, LISTINGS, NOW, gate_result, some_content, some_run
 
 from dhp_safe_fa import _inspect, evidence
-from dhp_safe_fa.gates import cli, tools
+from dhp_safe_fa.gates import cli, parts, registry, tools
 from dhp_safe_fa.gates.evidence import commands as audits
 from dhp_safe_fa.gates.evidence import writer as evidence_writer
 from dhp_safe_fa.gates.evidence.writer import Refused, assemble, require_clean_build
@@ -38,14 +38,14 @@ def test_the_same_runs_make_the_same_bytes(tmp_path: Path) -> None:
 
 
 def test_one_run_for_each_kernel() -> None:
-    merged = assemble([some_run(("abc",)), some_run(("def",))], KERNELS, LISTINGS)
+    merged = assemble([some_run(("abc",)), some_run(("def",))], KERNELS, LISTINGS, NOW)
     assert merged["kernels"] == some_content()["kernels"] and len(merged["runs_sha256"]) == 2
 
 
 def test_a_verdict_that_is_no_pass_is_stored() -> None:
     run = some_run()
     run["counters"][0] = gate_result("counters", "abc", "FAIL")
-    content = assemble([run], KERNELS, LISTINGS)
+    content = assemble([run], KERNELS, LISTINGS, NOW)
     assert evidence_writer.verdict(content) == "FAIL"
     assert content["kernels"]["abc"]["gates"]["counters"]["problems"] == ["counters found something"]
 
@@ -53,7 +53,7 @@ def test_a_verdict_that_is_no_pass_is_stored() -> None:
 def test_a_gate_that_could_not_run_is_so_for_every_kernel() -> None:
     run = some_run()
     run["timing"] = [gate_result("timing", "shipped kernels", "NOT RUN")]
-    content = assemble([run], KERNELS, LISTINGS)
+    content = assemble([run], KERNELS, LISTINGS, NOW)
     assert {kernel["gates"]["timing"]["verdict"] for kernel in content["kernels"].values()} == {"NOT RUN"}
 
 
@@ -61,7 +61,7 @@ def test_bulk_is_left_out_by_name(tmp_path: Path) -> None:
     run = some_run()
     run["timing"][0] = gate_result("timing", "abc", "FAIL", samples=list(range(10_000)), classes={"a": 1})
     run["timing"][0]["problems"] *= 30
-    short = assemble([run], KERNELS, LISTINGS)["kernels"]["abc"]["gates"]["timing"]
+    short = assemble([run], KERNELS, LISTINGS, NOW)["kernels"]["abc"]["gates"]["timing"]
     assert short["figures"] == {"runs": 7, "classes": {"a": 1}} and short["left_out"] == ["samples"]
     assert len(short["problems"]) == 8 and short["more_problems"] == 22
 
@@ -77,10 +77,10 @@ def test_counts_are_kept_whole_and_opcodes_are_not(tmp_path: Path) -> None:
 
 def test_more_is_left_out_until_the_file_is_small_enough(tmp_path: Path) -> None:
     run = some_run()
-    for gate in evidence.GATES[1:]:
+    for gate in registry.EXECUTING:
         for result in run[gate]:
             result["figures"] |= {f"table {n}": [n] * (300 * n) for n in range(1, 8)}
-    content = assemble([run], KERNELS, LISTINGS)
+    content = assemble([run], KERNELS, LISTINGS, NOW)
     evidence_writer.write(content, tmp_path / "e.json")
     assert 20_000 < (tmp_path / "e.json").stat().st_size < evidence_writer.MAX_BYTES
     kept = content["kernels"]["abc"]["gates"]["timing"]
@@ -90,7 +90,7 @@ def test_more_is_left_out_until_the_file_is_small_enough(tmp_path: Path) -> None
 def test_numbers_that_json_lacks_are_words(tmp_path: Path) -> None:
     run = some_run()
     run["timing"][0]["figures"]["effect"] = float("nan")
-    evidence_writer.write(assemble([run], KERNELS, LISTINGS), tmp_path / "e.json")
+    evidence_writer.write(assemble([run], KERNELS, LISTINGS, NOW), tmp_path / "e.json")
     assert evidence.load(tmp_path / "e.json").kernels["abc"]["gates"]["timing"]["figures"]["effect"] == "NaN"
 
 
@@ -127,7 +127,7 @@ def broken(what: str) -> list[dict[str, Any]]:
 )
 def test_refused(what: str, sentence: str) -> None:
     with pytest.raises(Refused, match=sentence):
-        assemble(broken(what), KERNELS, LISTINGS)
+        assemble(broken(what), KERNELS, LISTINGS, NOW)
 
 
 def test_too_large_is_refused_and_nothing_written(tmp_path: Path) -> None:
@@ -160,12 +160,24 @@ def build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     folder = tmp_path / "build" / "cubins"
     folder.mkdir(parents=True)
     (folder / "abc.cubin").write_bytes(b"code")
+    (tmp_path / "csrc" / "kernels").mkdir(parents=True)
+    (tmp_path / "csrc" / "kernels" / "fwd.cu").write_text("one")
+    (tmp_path / "setup.py").write_text("two")
     return {"abc": "5694d08a2e53ffcae0c3103e5ad6f6076abd960eb1f8a56577040bc1028f702b"}  # sha256sum of "code"
 
 
 def test_clean_build(build: dict[str, str]) -> None:
-    require_clean_build(build, dirty=False)
-    require_clean_build(build, dirty=None)
+    built = parts.of_sources(evidence_writer.ROOT)["all"]
+    require_clean_build(build, False, built)
+    require_clean_build(build, None, built)
+
+
+def test_a_kernel_edit_that_was_not_built_is_refused(build: dict[str, str]) -> None:
+    """Committed, so that nothing is dirty; the library and build/cubins/ agree, but both are of the old source."""
+    built = parts.of_sources(evidence_writer.ROOT)["all"]
+    (evidence_writer.ROOT / "csrc" / "kernels" / "fwd.cu").write_text("one, edited")
+    with pytest.raises(Refused, match="have changed since the library was built"):
+        require_clean_build(build, False, built)
 
 
 @pytest.mark.parametrize(
@@ -180,12 +192,12 @@ def test_other_builds_are_refused(
     build: dict[str, str], kernels: dict[str, str], dirty: bool | None, sentence: str
 ) -> None:
     with pytest.raises(Refused, match=sentence):
-        require_clean_build(kernels, dirty)
+        require_clean_build(kernels, dirty, parts.of_sources(evidence_writer.ROOT)["all"])
 
 
 def test_uncommitted_sources_are_refused(build: dict[str, str]) -> None:
     with pytest.raises(Refused, match="sources differ from the commit"):
-        require_clean_build(build, dirty=True)
+        require_clean_build(build, True, parts.of_sources(evidence_writer.ROOT)["all"])
 
 
 # ---- the command -----------------------------------------------------------------------------------------------------
@@ -195,6 +207,7 @@ def test_uncommitted_sources_are_refused(build: dict[str, str]) -> None:
 def anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """A build that is clean and holds the made-up kernels."""
     monkeypatch.setattr(evidence_writer, "require_clean_build", lambda *_: None)
+    monkeypatch.setattr(parts, "here", lambda: NOW)
     monkeypatch.setattr(_inspect, "kernels", lambda: KERNELS)
     monkeypatch.setattr(_inspect, "cubin", lambda name: name.encode())
     monkeypatch.setattr(evidence_writer, "listing_digest", lambda cubin: LISTINGS[cubin.decode()])
@@ -207,7 +220,7 @@ def test_command_stores_a_run(anywhere: None, verdict: str, code: int, tmp_path:
     (tmp_path / "run.json").write_text(json.dumps(run))
     out = tmp_path / "evidence.json"
     assert cli.main(["evidence", "--from", str(tmp_path / "run.json"), "--output", str(out)]) == code
-    status = evidence.compare(evidence.load(out), HELD)
+    status = evidence.compare(evidence.load(out), HELD, NOW)
     assert status.state == ("fresh" if verdict == "PASS" else "stale")
 
 
@@ -215,13 +228,51 @@ def test_command_runs_all_gates(anywhere: None, tmp_path: Path, monkeypatch: pyt
     asked: list[Any] = []
     monkeypatch.setattr("dhp_safe_fa.gates.subjects.require_gpu", lambda: None)
     monkeypatch.setattr(audits, "LAST_RUN", tmp_path / "build" / "run.json")
-    monkeypatch.setattr(cli, "run_all", lambda arguments, screen: (asked.append(arguments), ("PASS", some_run()))[1])
+    made = some_run()
+    made["how"]["quick"] = ["timing"]
+    monkeypatch.setattr(cli, "run_all", lambda arguments, screen: (asked.append(arguments), ("PASS", made))[1])
     out = tmp_path / "evidence.json"
     assert cli.main(["evidence", "--output", str(out), "--quick", "timing"]) == 0
     assert [(a.quick, a.kernel, a.peer) for a in asked] == [(["timing"], None, None)]
     assert json.loads(out.read_text())["quick"] == ["timing"]
     assert evidence.load(out).kernels == some_content()["kernels"]
-    assert json.loads(audits.LAST_RUN.read_text()) == {**some_run(), "quick": ["timing"]}
+    assert json.loads(audits.LAST_RUN.read_text()) == made
+
+
+@pytest.mark.parametrize(
+    ("part", "sentence"),
+    [
+        (None, "bitwise: run with --quick"),
+        ("policy", "another policy than audits/sass_policy.json"),
+        ("launch", "another launch than this checkout has"),
+        ("gate timing", "another gate timing than this checkout has"),
+        ("controls", "another controls than this checkout has"),
+    ],
+)
+def test_command_refuses_what_it_would_not_make(
+    anywhere: None, part: str | None, sentence: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`gates all --quick` and `gates all --policy FILE` are runs, and no evidence."""
+    run = some_run()
+    if part is None:
+        run["how"]["quick"] = ["counters", "bitwise", "timing"]
+    else:
+        run["how"]["digests"][part] = "another"
+    (tmp_path / "run.json").write_text(json.dumps(run))
+    out = tmp_path / "evidence.json"
+    assert cli.main(["evidence", "--from", str(tmp_path / "run.json"), "--output", str(out)]) == 2
+    assert sentence in " ".join(capsys.readouterr().err.split()) and not out.exists()
+
+
+@pytest.mark.parametrize("how", [None, {}, {"quick": []}, {"digests": {}, "quick": "timing"}])
+def test_a_run_that_does_not_say_how_it_was_made(how: Any) -> None:
+    with pytest.raises(Refused, match="does not say how it was made"):
+        assemble([{**some_run(), "how": how}], KERNELS, LISTINGS, NOW)
+
+
+def test_a_run_of_uncommitted_sources_is_refused() -> None:
+    with pytest.raises(Refused, match="sources that differ from the commit"):
+        assemble([some_run(dirty=True)], KERNELS, LISTINGS, NOW)
 
 
 def test_command_without_a_gpu(

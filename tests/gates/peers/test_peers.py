@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from evidence_samples import gate_result, some_run
 
-from dhp_safe_fa.gates import cli, controls, subjects, targets, tools
+from dhp_safe_fa.gates import cli, controls, registry, subjects, targets, tools
 from dhp_safe_fa.gates.evidence import writer as evidence_writer
 from dhp_safe_fa.gates.peers import code as peer_code
 from dhp_safe_fa.gates.peers import page as peers_page
@@ -141,7 +141,7 @@ def hopper(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[Any]]:
     monkeypatch.setattr(peers, "kernels_seen", lambda subject: [f"{subject.name}_kernel"])
     monkeypatch.setattr(peers, "importlib", SimpleNamespace(import_module=lambda name: Gate(name.split(".")[2])))
     monkeypatch.setattr(controls, "load_controls", lambda: None)
-    monkeypatch.setattr(controls, "run_controls", lambda loaded: [])
+    monkeypatch.setattr(controls, "run_controls", lambda loaded: [controls.Outcome("spin_loop", "literal", "")])
     audited = {"verdict": "FAIL", "kernels": [kernel(["k"])]}
     monkeypatch.setattr(peer_code, "audit_peer", lambda name, seen, rules: audited)
     return asked
@@ -159,7 +159,7 @@ def test_a_run_asks_every_gate_once(hopper: dict[str, list[Any]]) -> None:
     found = peers.run(["sdpa-flash", "sdpa-efficient", "fa3"], lambda *_: None)
     both = ["sdpa-flash", "sdpa-efficient"]
     assert hopper["gates"] == [(gate, both, True) for gate in ("counters", "bitwise", "timing")]
-    verdicts = {name: [peer[gate]["verdict"] for gate in peers_page.GATES] for name, peer in found["peers"].items()}
+    verdicts = {name: [peer[gate]["verdict"] for gate in registry.NAMES] for name, peer in found["peers"].items()}
     ran = ["FAIL", "FAIL", "FAIL", "NOT RUN"]
     assert verdicts == {"sdpa-flash": ran, "sdpa-efficient": ran, "fa3": ["NOT RUN"] * 4}
     assert found["peers"]["fa3"]["sass"]["problems"] == ["flash_attn_interface cannot be imported"]
@@ -189,6 +189,14 @@ def test_a_wrong_control_makes_the_machine_code_invalid(
     monkeypatch.setattr(controls, "run_controls", lambda loaded: [wrong])
     sass = peers.run(["sdpa-flash"], lambda *_: None)["peers"]["sdpa-flash"]["sass"]
     assert (sass["verdict"], sass["problems"]) == ("INVALID", ["control spin_loop: not caught"])
+
+
+def test_no_control_makes_the_machine_code_invalid(
+    hopper: dict[str, list[Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(controls, "run_controls", lambda loaded: [])
+    sass = peers.run(["sdpa-flash"], lambda *_: None)["peers"]["sdpa-flash"]["sass"]
+    assert (sass["verdict"], sass["problems"]) == ("INVALID", ["no control had to be caught"])
 
 
 def test_a_peer_that_refuses_its_shapes_is_not_run(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -34,24 +35,38 @@ Extra = Callable[[Job, str], float]
 
 
 class FakeClock:
-    """Normal noise of 100 cycles, 0.3 %; frequency: class to a factor of the clock's frequency."""
+    """Normal noise, by default of 100 cycles, 0.3 %; noise_of: class to what it has instead; frequency: class to a
+    factor of the clock's frequency. No launch takes less than a cycle, unless it is told to."""
 
-    def __init__(self, extra: Extra, frequency: dict[str, float] | None = None) -> None:
+    def __init__(
+        self,
+        extra: Extra,
+        frequency: dict[str, float] | None = None,
+        noise: float = 100.0,
+        noise_of: dict[str, float] | None = None,
+    ) -> None:
         self.extra, self.frequency = extra, frequency or {}
+        self.noise, self.noise_of = noise, noise_of or {}
         self.measured = 0
 
     def interleaved(self, job: Job, columns: Sequence[str], blocks: int, rng: np.random.Generator) -> Sample:
         self.measured += 1
-        noise = np.random.default_rng(self.measured).normal(0, 100, (blocks, len(columns)))
-        cycles = CYCLES + noise + [self.extra(job, name) for name in columns]
+        noise = np.random.default_rng(self.measured).normal(0, 1, (blocks, len(columns)))
+        noise *= [self.noise_of.get(name, self.noise) for name in columns]
+        cycles = np.maximum(CYCLES + noise, 1.0) + [self.extra(job, name) for name in columns]
         return Sample(cycles / [GHZ * self.frequency.get(name, 1.0) for name in columns], cycles)
 
     def sustained(self, job: Job, name: str, seconds: float) -> float:
         return CYCLES / self.frequency.get(name, 1.0)
 
 
-def clock(effects: dict[str, float] | None = None, frequency: dict[str, float] | None = None) -> FakeClock:
-    return FakeClock(lambda _, name: (effects or {}).get(name, 0.0), frequency)
+def clock(
+    effects: dict[str, float] | None = None,
+    frequency: dict[str, float] | None = None,
+    noise: float = 100.0,
+    noise_of: dict[str, float] | None = None,
+) -> FakeClock:
+    return FakeClock(lambda _, name: (effects or {}).get(name, 0.0), frequency, noise, noise_of)
 
 
 def study(name: str = "study", tested: tuple[str, ...] = MATCHED) -> Study:
@@ -163,6 +178,43 @@ def test_pass_says_what_would_have_been_found(on_cpu: None, monkeypatch: pytest.
     assert figures["sustained %"] == pytest.approx(-3.85, abs=0.01)
     assert figures["power"]["zeros"]["interleaved_cycles_percent"] == pytest.approx(0, abs=0.2)
     json.dumps([r.as_json() for r in found], allow_nan=False)
+
+
+@pytest.mark.parametrize(("noise", "verdict"), [(300.0, PASS), (27_000.0, INVALID)])
+def test_a_measurement_that_could_only_have_found_much_is_invalid(
+    noise: float, verdict: str, on_cpu: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Noise of 90 %, under which a difference of 20 % is not found: that is no evidence of constant time."""
+    fake = clock({"ascending": 0.2 * CYCLES} if verdict == INVALID else {}, noise=noise)
+    found = results(monkeypatch, fake)
+    assert {r.verdict for r in found} == {verdict}
+    if verdict == INVALID:
+        problem = found[0].problems[0]
+        assert problem.startswith(f"{SHAPE}: ") and problem.endswith("would have been found; 2 % is needed")
+
+
+def test_a_class_that_is_noisy_alone_counts_for_what_could_have_been_found(
+    on_cpu: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = results(monkeypatch, clock({"descending": 1000.0}, noise_of={"descending": 27_000.0}))
+    assert {r.verdict for r in found} == {INVALID}
+
+
+def test_what_was_found_in_a_coarse_measurement_was_found(on_cpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = results(monkeypatch, clock({"ascending": 1.5 * CYCLES}, noise=10_000.0))
+    assert {r.verdict for r in found} == {FAIL}
+
+
+@pytest.mark.parametrize("wrong", [float("nan"), float("inf"), -40_000.0, -CYCLES * 2])
+def test_times_that_are_no_times_are_no_verdict(wrong: float) -> None:
+    with pytest.raises(NotRun, match="no positive number"):
+        judged(clock({"descending": wrong}))
+
+
+@pytest.mark.parametrize("without", ["tested", "same"])
+def test_nothing_to_compare_is_an_error(without: str) -> None:
+    with pytest.raises(ValueError, match="classes to be tested and identical ones"):
+        judge([replace(study(), **{without: ()})], clock(), BLOCKS, np.random.default_rng(1))
 
 
 def test_fail_names_class_and_shape(on_cpu: None, monkeypatch: pytest.MonkeyPatch) -> None:

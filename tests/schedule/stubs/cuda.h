@@ -19,7 +19,7 @@
 
 /* A tensor map is the name of its tensor. */
 typedef struct CUtensorMap {
-  sim::Tensor tensor;
+  int tensor;
 } CUtensorMap;
 
 struct Index {

@@ -1,5 +1,5 @@
 /*
- * ptx.cuh - stands in for csrc/kernels/ptx.cuh: what matters to the schedule goes to the simulator, the rest (fences,
+ * ptx.cuh - stands in for csrc/hopper/ptx.cuh: what matters to the schedule goes to the simulator, the rest (fences,
  * prefetches, the launch of later kernels) does nothing. A packed pair of elements is NaN or 0.
  */
 #ifndef DHP_PTX_CUH
@@ -37,10 +37,10 @@ static inline void tma_load(int go, uint32_t destination, const CUtensorMap *map
 static inline void tma_prefetch_map(const CUtensorMap *) {}
 
 static inline void store_one(int go, float *to, float x) {
-  if (go) sim::store_lse(to, x);
+  if (go) model::store_number(to, x);
 }
 static inline void store_four(int go, void *, const uint32_t *x) {
-  if (go) sim::store_out(x);
+  if (go) model::store_row(x);
 }
 
 static inline void wgmma_fence() {}

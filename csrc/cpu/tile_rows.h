@@ -1,0 +1,88 @@
+/* tile_rows.h - rows of q, k, v and out, from and to float32. */
+#ifndef DHP_CPU_TILE_ROWS_H
+#define DHP_CPU_TILE_ROWS_H
+
+#include "tile_vectors.h"
+
+static size_t element_size(dhp_dtype dtype) { return dtype == DHP_FLOAT32 ? sizeof(float) : sizeof(uint16_t); }
+
+static char *row_pointer(const dhp_tensor *t, int64_t b, int64_t h, int64_t s) {
+  const int64_t offset = b * t->stride[0] + h * t->stride[1] + s * t->stride[2];
+  return (char *)t->data + offset * (int64_t)element_size(t->dtype);
+}
+
+/* CT: the conversions are straight-line. */
+DHP_CT lanes_f32 widen(const void *from, dhp_dtype dtype) {
+  if (dtype == DHP_FLOAT32) return load(from);
+  lanes_u16 narrow;
+  memcpy(&narrow, from, sizeof narrow);
+  const dhp_ct_u32 bits = __builtin_convertvector(narrow, dhp_ct_u32);
+  return dtype == DHP_FLOAT16 ? dhp_float16_to_float32(bits) : dhp_bfloat16_to_float32(bits);
+}
+
+/* CT: as widen. */
+DHP_CT void narrow(void *to, lanes_f32 x, dhp_dtype dtype) {
+  x = dhp_ct_canonical(x);
+  if (dtype == DHP_FLOAT32) {
+    store(to, x);
+  } else {
+    const dhp_ct_u32 bits = dtype == DHP_FLOAT16 ? dhp_float32_to_float16(x) : dhp_float32_to_bfloat16(x);
+    const lanes_u16 halves = __builtin_convertvector(bits, lanes_u16);
+    memcpy(to, &halves, sizeof halves);
+  }
+}
+
+/* A row of D elements to float32, with zeros up to the next multiple of a vector. */
+DHP_CT void read_row(float *to, const char *row, int head_dim, dhp_dtype dtype, dhp_cpu_scratch *scratch) {
+  const size_t size = element_size(dtype);
+  int d = 0;
+  for (; d + LANES <= head_dim; d += LANES)
+    store(to + d, widen(row + (size_t)d * size, dtype));
+  if (d < head_dim) {
+    memset(scratch->edge, 0, sizeof scratch->edge);
+    memcpy(scratch->edge, row + (size_t)d * size, (size_t)(head_dim - d) * size);
+    store(to + d, widen(scratch->edge, dtype));
+  }
+}
+
+DHP_CT void write_row(char *row, const float *from, lanes_f32 factor, int head_dim, dhp_dtype dtype,
+                      dhp_cpu_scratch *scratch) {
+  const size_t size = element_size(dtype);
+  int d = 0;
+  for (; d + LANES <= head_dim; d += LANES)
+    narrow(row + (size_t)d * size, load(from + d) * factor, dtype);
+  if (d < head_dim) {
+    narrow(scratch->edge, load(from + d) * factor, dtype);
+    memcpy(row + (size_t)d * size, scratch->edge, (size_t)(head_dim - d) * size);
+  }
+}
+
+/* n rows from row s on, as [n][DHP_CPU_PITCH_D]. The choice of dtype gives each its own loop. */
+static void read_rows(float (*to)[DHP_CPU_PITCH_D], const dhp_tensor *t, int64_t b, int64_t h, int64_t s, int n,
+                      dhp_cpu_scratch *scratch) {
+  const int head_dim = (int)t->size[3];
+  for (int i = 0; i < n; i++) {
+    const char *const row = row_pointer(t, b, h, s + i);
+    if (t->dtype == DHP_FLOAT32)
+      read_row(to[i], row, head_dim, DHP_FLOAT32, scratch);
+    else if (t->dtype == DHP_FLOAT16)
+      read_row(to[i], row, head_dim, DHP_FLOAT16, scratch);
+    else
+      read_row(to[i], row, head_dim, DHP_BFLOAT16, scratch);
+  }
+}
+
+/* q of these rows times scale * log2(e) (e^x = 2^(x log2(e))), transposed; lanes without a row hold zeros. */
+static void read_queries(const dhp_cpu_rows *rows, int queries, dhp_cpu_scratch *scratch) {
+  const dhp_tensor *const q = &rows->args->q;
+  const int head_dim = (int)q->size[3];
+  const float scale2 = (float)((double)rows->args->scale * 1.4426950408889634);
+  read_rows(scratch->partial, q, rows->batch, rows->head, rows->first, rows->count, scratch);
+  for (int d = 0; d < head_dim; d++) {
+    store(scratch->q[d] + queries - LANES, dhp_ct_splat(0.f)); /* lanes without a row are in the last vector */
+    for (int i = 0; i < rows->count; i++)
+      scratch->q[d][i] = scratch->partial[i][d] * scale2;
+  }
+}
+
+#endif

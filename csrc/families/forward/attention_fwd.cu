@@ -1,0 +1,238 @@
+/*
+ * attention_fwd.cu - FlashAttention forward for Hopper: out = softmax(scale q k^T) v. A CTA stays on its multiprocessor
+ * and computes one query tile after another, for each going over the keys that the tile sees.
+ *
+ * Path of the data: q, k, v tiles come in by TMA (128-byte swizzle), S = q k^T by wgmma from shared memory, softmax in
+ * registers, P packed in registers, O += P v by wgmma, O from registers to global memory.
+ *
+ * WARPGROUPS warpgroups of ROWS query rows share every k and v tile and take turns at the tensor cores. Step 0 of a
+ * query tile is S(0) alone. In step t each warpgroup issues
+ *
+ *     S(t) = q k(t)^T, then O += P(t-1) v(t-1), back to back,
+ *
+ * hands the turn over, and computes the softmax of S(t) while the tensor cores work for the other warpgroups. The last
+ * step is P v alone; the next query tile's q is loaded and O is stored while the others go on. The turns are named
+ * barriers. With one warpgroup there is no turn to hand over; if CTAS_PER_SM is not 1, others on the multiprocessor
+ * fill the gaps.
+ *
+ * Before step t the last warpgroup meets the others' end of step t-1: the stage of that step's pair is free, and the
+ * loaders, warps of the last warpgroup, ask TMA for the pair that comes there STAGES steps after that one, in the next
+ * query tile if this one ends before. So the stream of tiles never stops, and asking costs no time while others have
+ * the turn. A lone warpgroup asks after it has issued its products.
+ *
+ * Keys are visited from the last visible tile down to tile 0, in tiles of TILE_K counted from key 0, so the tiles that
+ * need a mask come first, and the order of every sum is fixed by the keys alone: a row's bits do not depend on its
+ * neighbours, its batch, its head, or whether it is computed in a prefill or alone. A masked score adds exactly 0.
+ *
+ * CT: q, k and v only ever meet wgmma, fused multiply-adds, selects, max, ex2, rcp, lg2, conversions and quad shuffles
+ * with constant lanes. Every branch, address, barrier and predicate is a function of the block index and the launch
+ * parameters, or of whether a tile has arrived. A wait is a fixed sequence of suspending tries; a warp that waited in
+ * vain makes all its rows NaN from then on.
+ */
+#include <cuda.h>
+
+#include "../../hopper/turns.cuh"
+#include "layout.cuh"
+#include "loads.cuh"
+#include "wgmma.h"
+/* These use the constants and products above. */
+#include "../../hopper/products.cuh"
+#include "../../hopper/rows_out.cuh"
+
+/* ---- the kernel ------------------------------------------------------------------------------------------------ */
+
+extern "C" __global__ void __launch_bounds__(CTA_THREADS, CTAS_PER_SM)
+dhp_attention_fwd(const __grid_constant__ CUtensorMap q_map, const __grid_constant__ CUtensorMap k_map,
+                  const __grid_constant__ CUtensorMap v_map, const __grid_constant__ dhp_fwd_params p) {
+  extern __shared__ char shared[];
+  const uint32_t base = (shared_address(shared) + DHP_SHARED_ALIGN - 1) & ~(uint32_t)(DHP_SHARED_ALIGN - 1);
+  const int warp = warp_index();
+  const int group = warp / WARPS_PER_GROUP, lane = (int)threadIdx.x % 32;
+  const uint32_t pairs_full = base + SHARED_BARRIERS + PAIR_FULL;
+  const uint32_t q_full = base + SHARED_BARRIERS + Q_FULL + 8 * group;
+  const uint32_t q_rows = base + SHARED_Q + group * Q_BYTES;
+  const uint32_t q_descriptor = matrix_descriptor(q_rows, 16); /* leading bytes unused: K-major, one box a product */
+  const uint32_t k_descriptor = matrix_descriptor(base + SHARED_K, 16);
+  const uint32_t v_descriptor = matrix_descriptor(base + SHARED_V, KV_BOX_BYTES);
+  const int is_last_group = group == WARPGROUPS - 1, next_turn = TURN + (group + 1) % WARPGROUPS;
+
+  /* Barriers, while the tensor maps are fetched. */
+  if (warp == 0) {
+    tma_prefetch_map(&q_map);
+    tma_prefetch_map(&k_map);
+    tma_prefetch_map(&v_map);
+#pragma unroll
+    for (int i = 0; i < BARRIER_BYTES / 8; i++)
+      mbarrier_init(base + SHARED_BARRIERS + 8 * i, i < WARPGROUPS ? 1 : 2 * LOADERS);
+    fence_mbarrier_init();
+  }
+  __syncthreads();
+
+  /* First loads: q, and this query tile's pairs for as many stages as there are; there is no v before the first. */
+  int nth = 0;
+  query_tile now = nth_query_tile(&p, nth);
+  const loader load = loader_of(warp, &k_map, &v_map, base);
+  const int loads_q = warp % WARPS_PER_GROUP == 0;
+  await_launches_before();
+  begin_launches_after();
+  load_queries(loads_q, &q_map, q_rows, q_full, now.row + (group << p.log2_rows), &now);
+#pragma unroll
+  for (int u = 0; u < STAGES; u++)
+    load_pair(u >= load.loads_v && u - load.loads_v < now.key_tiles, &load, pairs_full, u, u, &now, &now);
+  mbarrier_arrive_expect_tx(load.active && load.loads_v, pairs_full, 0);
+
+  float o[OUTPUTS], s[SCORES];
+  uint32_t probabilities[SCORES / 2];
+#pragma unroll
+  for (int i = 0; i < OUTPUTS; i++)
+    o[i] = 0.f;
+  stage pair = {0, 0}; /* that the next step needs */
+  uint32_t q_parity = 0;
+  uint32_t arrived = mbarrier_wait_long(q_full, 0, p.zero) & mbarrier_wait_long(pairs_full, 0, p.zero);
+  give_turn(is_last_group, TURN); /* the first warpgroup's first turn */
+
+  /*
+   * The parts of a step. Macros, because functions over a struct of these variables cost the loop uniform registers:
+   * nvcc orders its loads otherwise. They read p, group, is_last_group, next_turn, load, pairs_full, the descriptors,
+   * lane, now, next and last_key; pair, t, arrived, s, o, probabilities and stats change.
+   */
+
+/* With two stages k is asked for before v, or it would come too late: at once when all have their scores. */
+#define EARLY_K (WARPGROUPS > 1 && STAGES == 2)
+
+/* If go: into the stage of step `done`, for STAGES steps later. */
+#define LOAD_PAIR(go, done) \
+  load_pair((go) && arrived, &load, pairs_full, index_before(pair.index), (done) + STAGES, &now, &next)
+
+/* S(t) has come. */
+#define LOAD_K()                                                    \
+  do {                                                              \
+    if (EARLY_K) {                                                  \
+      bar_arrive(!is_last_group, SCORED + pair.index, CTA_THREADS); \
+      bar_sync(is_last_group, SCORED + pair.index, CTA_THREADS);    \
+      LOAD_PAIR(!load.loads_v, t);                                  \
+    }                                                               \
+  } while (0)
+
+/* Step t > 0 begins: this warpgroup has finished step t-1 (the last one knows it of all), and has the tensor cores. */
+#define BEGIN_STEP()                                                                  \
+  do {                                                                                \
+    bar_arrive(WARPGROUPS > 1 && !is_last_group, FINISHED + pair.index, CTA_THREADS); \
+    bar_sync(WARPGROUPS == 1 || is_last_group, FINISHED + pair.index, CTA_THREADS);   \
+    if (WARPGROUPS > 1) {                                                             \
+      LOAD_PAIR(!EARLY_K || load.loads_v, t - 1);                                     \
+      take_turn(TURN + group);                                                        \
+    }                                                                                 \
+  } while (0)
+
+/* What is issued in the step has been issued. A lone warpgroup loads now: before, it would delay the products. */
+#define HAND_OVER(go)                         \
+  do {                                        \
+    give_turn(go, next_turn);                 \
+    if (WARPGROUPS == 1) LOAD_PAIR(1, t - 1); \
+  } while (0)
+
+/* S(t) = q k(t)^T, and O (+)= P(t-1) v(t-1). */
+#define OF_STAGE(descriptor) ((descriptor) + pair.index * (KV_BYTES / DESCRIPTOR_UNIT))
+#define ISSUE_SCORES() \
+  issue_shared<wgmma_scores>(s, q_descriptor, Q_BOX_BYTES, OF_STAGE(k_descriptor), KV_BOX_BYTES, HEAD_DIM)
+#define ISSUE_OUTPUT() issue_registers<wgmma_output>(o, probabilities, OF_STAGE(v_descriptor), TILE_K, t > 1)
+
+/* Softmax of S(t); then the pair of the next step is awaited. */
+#define SOFTMAX(masked)                                                         \
+  do {                                                                          \
+    const int column = (now.key_tiles - 1 - t) * TILE_K + lane % 4 * 2;         \
+    int limit[THREAD_ROWS];                                                     \
+    for (int r = 0; r < THREAD_ROWS; r++)                                       \
+      limit[r] = last_key[r] - column;                                          \
+    softmax_step(s, &stats, &p, limit, masked);                                 \
+    t++;                                                                        \
+    arrived &= mbarrier_wait(pairs_full + 8 * pair.index, pair.parity, p.zero); \
+  } while (0)
+
+/* Step t > 0, with the mask or without. */
+#define RUN_STEP(masked)                  \
+  do {                                    \
+    BEGIN_STEP();                         \
+    ISSUE_SCORES();                       \
+    ISSUE_OUTPUT();                       \
+    HAND_OVER(1);                         \
+    pair = stage_after(pair);             \
+    wgmma_wait(1);                        \
+    LOAD_K();                             \
+    SOFTMAX(masked);                      \
+    wgmma_wait(0);                        \
+    rescale_output(o, stats.rescale);     \
+    pack_probabilities(probabilities, s); \
+  } while (0)
+
+#pragma unroll 1
+  do {
+    row_stats stats;
+    int t = 0;                               /* the step of this query tile */
+    int head[THREAD_ROWS], row[THREAD_ROWS]; /* head: in the head group */
+    int last_key[THREAD_ROWS];               /* that the row sees */
+#pragma unroll
+    for (int r = 0; r < THREAD_ROWS; r++) {
+      const int of_group = warp % WARPS_PER_GROUP * (ROWS / WARPS_PER_GROUP) + lane / 4 + 8 * r;
+      stats.shift[r] = -p.highest_score;
+      stats.sum[r] = stats.rescale[r] = 0.f;
+      head[r] = of_group >> p.log2_rows;
+      row[r] = now.row + (group << p.log2_rows) + (of_group & ((1 << p.log2_rows) - 1));
+      last_key[r] = p.is_causal ? min(row[r] + p.causal_offset, p.seqlen_k - 1) : p.seqlen_k - 1;
+    }
+
+    /* Step 0. */
+    arrived &= mbarrier_wait(q_full, q_parity, p.zero);
+    q_parity ^= 1;
+    take_turn(TURN + group);
+    ISSUE_SCORES();
+    give_turn(1, next_turn);
+    pair = stage_after(pair);
+    const query_tile next = nth_query_tile(&p, ++nth);
+    load_skipped((int)arrived, &load, pairs_full, pair.index, &now, &next);
+    wgmma_wait(0);
+    LOAD_K();
+    SOFTMAX(1);
+    pack_probabilities(probabilities, s);
+
+    /* Steps 1 to key_tiles - 1. */
+#pragma unroll 1
+    while (t < now.masked)
+      RUN_STEP(1);
+#pragma unroll 1
+    while (t < now.key_tiles)
+      RUN_STEP(0);
+
+    /* The last step: P v, and the sums of the quad meanwhile. */
+    BEGIN_STEP();
+    load_queries(loads_q && arrived && next.key_tiles > 0, &q_map, q_rows, q_full, next.row + (group << p.log2_rows),
+                 &next);
+    wgmma_fence();
+    ISSUE_OUTPUT();
+    HAND_OVER(!(is_last_group && next.key_tiles == 0));
+    float factor[THREAD_ROWS];
+    const float poison = arrived ? 0.f : NAN;
+#pragma unroll
+    for (int r = 0; r < THREAD_ROWS; r++) {
+      stats.sum[r] += __shfl_xor_sync(FULL_MASK, stats.sum[r], 1);
+      stats.sum[r] += __shfl_xor_sync(FULL_MASK, stats.sum[r], 2);
+      factor[r] = dhp_ct_reciprocal(stats.sum[r]) + poison;
+    }
+    wgmma_wait(0);
+#pragma unroll
+    for (int r = 0; r < THREAD_ROWS; r++) {
+      const int inside = row[r] < p.seqlen_q, sees_none = last_key[r] < 0;
+      const int64_t at =
+          now.batch * p.out_stride[0] + (now.head + head[r]) * p.out_stride[1] + row[r] * p.out_stride[2];
+      /* a row that sees no key is 0, whatever its tile held */
+      store_row((char *)p.out + 2 * at, o, r, factor[r], (uint32_t)sees_none - 1, inside ? p.head_dim : 0, lane);
+      /* lse = scale shift + ln(sum) */
+      const float lse = dhp_ct_log(stats.sum[r]) + stats.shift[r] * p.scale + poison;
+      store_one(p.lse != 0 && lane % 4 == 0 && inside,
+                p.lse + ((int64_t)now.batch * p.heads + now.head + head[r]) * p.seqlen_q + row[r],
+                sees_none ? -INFINITY : lse);
+    }
+    now = next;
+  } while (now.key_tiles > 0);
+}

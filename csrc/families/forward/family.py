@@ -1,0 +1,57 @@
+"""The forward family: sixteen kernels out of attention_fwd.cu. Why these shapes: docs/kernel.md."""
+
+from __future__ import annotations
+
+from families import Family, Kernel
+from wgmma import GROUP_BYTES, header, product
+
+# (head_dim, tile_k, warpgroups, rows, stages, ctas_per_sm, step_cycles). tile_k is fixed for a head_dim: it decides
+# the order of the sums, hence the output bits. More warpgroups in a CTA read k and v less often and take turns at the
+# tensor cores. One alone serves grids too small to fill the GPU otherwise, and with half the rows (the other half of
+# what wgmma computes is unused) still smaller ones: a thread then has half the softmax to compute, which nothing hides
+# there. At head_dim 64 three such CTAs fit a multiprocessor and overlap each other, which suits short sequences.
+SHAPES = [
+    (64, 128, 1, 32, 6, 1, 1000),
+    (64, 128, 1, 64, 2, 3, 3000),
+    (64, 128, 3, 64, 3, 1, 2650),
+    (128, 128, 1, 32, 3, 1, 1500),
+    (128, 128, 1, 64, 3, 1, 2000),
+    (128, 128, 2, 64, 3, 1, 2600),
+    (256, 80, 1, 64, 2, 1, 2250),
+    (256, 80, 2, 64, 2, 1, 2900),
+]
+
+
+def kernel(dtype: str, head_dim: int, tile_k: int, warpgroups: int, rows: int, *others: int) -> Kernel:
+    name = f"fwd_{dtype}_d{head_dim}_k{tile_k}_w{warpgroups}" + ("" if rows == 64 else f"_r{rows}")
+    return Kernel(name, dtype, head_dim, tile_k, warpgroups, rows, *others)
+
+
+def products(of: Kernel) -> str:
+    """S = q k^T and O = P v.
+
+    With 32 rows of Q every other group of eight of the 64 rows is unused. The groups overlap, four rows apart: so group
+    2 g begins at row 8 g, and Q lies in shared memory as always.
+    """
+    scores = product(
+        "wgmma_scores",
+        f"S[64, {of.tile_k}] (+)= Q[64, 16] K[{of.tile_k}, 16]^T, both K-major in shared memory",
+        of.tile_k, of.dtype, a_group_bytes=GROUP_BYTES * of.rows // 64, transpose_b=False,
+    )
+    output = product(
+        "wgmma_output",
+        f"O[64, {of.head_dim}] (+)= P[64, 16] V[16, {of.head_dim}], P in registers, V MN-major in shared memory",
+        of.head_dim, of.dtype, a_group_bytes=None, transpose_b=True,
+    )
+    return header(scores, output)
+
+
+FAMILY = Family(
+    name="forward",
+    source="attention_fwd.cu",
+    entry="dhp_attention_fwd",
+    params="params.h",
+    shared_bytes="DHP_FWD_SHARED_BYTES",
+    kernels=tuple(kernel(dtype, *shape) for dtype in ("float16", "bfloat16") for shape in SHAPES),
+    products=products,
+)

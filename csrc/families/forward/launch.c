@@ -1,0 +1,86 @@
+/* launch.c - the forward's tensor maps and parameters, and its launch. */
+#include "launch.h"
+
+#include <float.h>
+#include <math.h>
+
+#include "../../cuda/session.h"
+#include "../../hopper/chip.h"
+#include "../../mask.h"
+#include "params.h"
+#include "schedule.h"
+
+#define LOG2_E 1.44269504088896341
+
+static int log2_of(int power) {
+  int log = 0;
+  while (1 << log < power)
+    log++;
+  return log;
+}
+
+/*
+ * Keys that no query sees are cut off: TMA then reads zeros, and whatever they hold (a NaN in an unused part of a
+ * cache) cannot meet a probability of 0. Without a single key the kernel still visits one tile, wholly masked: any
+ * readable tensor serves as k and v.
+ */
+static dhp_status encode_maps(const dhp_session *session, const dhp_attention *args, const dhp_plan *plan, int rows,
+                              dhp_tensor_map maps[3], dhp_error *error) {
+  const dhp_mask mask = dhp_mask_of(args);
+  const int64_t seen = dhp_mask_keys_seen(&mask), length = seen > 0 ? seen : 1;
+  const dhp_tensor *const k = seen > 0 ? &args->k : &args->q, *const v = seen > 0 ? &args->v : &args->q;
+  const int tile_k = plan->kernel->tile_k;
+  dhp_status status =
+      dhp_tensor_map_encode(session, &maps[0], &args->q, args->q.size[2], rows, plan->heads_per_tile, error);
+  if (status == DHP_OK) status = dhp_tensor_map_encode(session, &maps[1], k, length, tile_k, 1, error);
+  if (status == DHP_OK) status = dhp_tensor_map_encode(session, &maps[2], v, length, tile_k, 1, error);
+  return status;
+}
+
+static dhp_fwd_params params_of(const dhp_attention *args, const dhp_plan *plan, int rows) {
+  const dhp_mask mask = dhp_mask_of(args);
+  /* not 0: a masked score is -inf, and -inf times 0 is NaN */
+  const float scale_log2 = fmaxf((float)(args->scale * LOG2_E), FLT_MIN);
+  int exponent;
+  frexpf(scale_log2, &exponent); /* 2^(exponent - 1) <= scale_log2 < 2^exponent: the difference below is exact */
+  dhp_fwd_params params = {
+      .out = args->out.data,
+      .out_stride = {args->out.stride[0], args->out.stride[1], args->out.stride[2]},
+      .lse = args->lse,
+      .batch = (int32_t)args->q.size[0],
+      .heads = (int32_t)args->q.size[1],
+      .heads_per_key_head = (int32_t)(args->q.size[1] / args->k.size[1]),
+      .seqlen_q = (int32_t)args->q.size[2],
+      .seqlen_k = (int32_t)dhp_mask_keys_seen(&mask),
+      .head_dim = (int32_t)args->q.size[3],
+      .is_causal = args->is_causal != 0,
+      .causal_offset = (int32_t)mask.highest,
+      .log2_rows = log2_of(rows),
+      .scale = args->scale,
+      .scale_log2 = scale_log2,
+      .highest_score = FLT_MAX / fmaxf(1.f, ldexpf(1.f, exponent)),
+      .scale_to_power_of_two = ldexpf(1.f, exponent) - scale_log2,
+      .zero = 0,
+  };
+  dhp_set_schedule(&params, args, plan);
+  return params;
+}
+
+dhp_status dhp_forward_launch(const dhp_attention *args, const dhp_plan *plan, int device, void *stream,
+                              dhp_error *error) {
+  dhp_session session;
+  dhp_status status = dhp_session_begin(&session, device, error);
+  if (status != DHP_OK) return status;
+  const int rows = plan->kernel->rows / plan->heads_per_tile; /* of one head, in a warpgroup */
+  dhp_tensor_map maps[3];
+  status = encode_maps(&session, args, plan, rows, maps, error);
+  if (status == DHP_OK) {
+    dhp_fwd_params params = params_of(args, plan, rows);
+    void *arguments[] = {&maps[0], &maps[1], &maps[2], &params};
+    /* A larger launch would be spread unevenly over multiprocessors that are still partly taken. */
+    const int may_overlap = plan->grid <= DHP_MULTIPROCESSORS;
+    status = dhp_session_launch(&session, plan->kernel, plan->grid, arguments, may_overlap, stream, error);
+  }
+  dhp_session_end(&session);
+  return status;
+}

@@ -1,0 +1,46 @@
+/*
+ * layout.cuh - the constants of one forward kernel, and what lies where in its shared memory.
+ *
+ * HEAD_DIM, TILE_K, WARPGROUPS, ROWS, STAGES and CTAS_PER_SM come from family.py.
+ */
+#ifndef DHP_FORWARD_LAYOUT_CUH
+#define DHP_FORWARD_LAYOUT_CUH
+
+#include "../../hopper/stages.cuh"
+#include "../../hopper/turns.cuh"
+#include "params.h"
+
+typedef dhp_fwd_params kernel_params;
+
+enum {
+  BOXES = HEAD_DIM / BOX_COLUMNS, /* 64-column boxes along head_dim */
+  Q_BOX_BYTES = ROWS * ROW_BYTES,
+  KV_BOX_BYTES = TILE_K * ROW_BYTES,
+  Q_BYTES = BOXES * Q_BOX_BYTES, /* of one warpgroup */
+  KV_BYTES = BOXES * KV_BOX_BYTES,
+  SCORES = TILE_K / 2,     /* floats of S a thread holds: 64 * TILE_K / 128 */
+  OUTPUTS = HEAD_DIM / 2,  /* floats of O a thread holds */
+  THREAD_ROWS = ROWS / 32, /* rows that a thread computes, of the two that wgmma gives it */
+  FIRST_LOADER = (WARPGROUPS - 1) * WARPS_PER_GROUP,
+  LOADS = BOXES > 2 ? BOXES / 2 : 1, /* boxes that a loader asks for at a time, so that four warps at most load */
+  LOADERS = BOXES / LOADS            /* of k; as many of v */
+};
+
+enum { /* byte offsets from the 1024-aligned start */
+       SHARED_Q = 0,
+       SHARED_K = SHARED_Q + WARPGROUPS * Q_BYTES,
+       SHARED_V = SHARED_K + STAGES * KV_BYTES,
+       SHARED_BARRIERS = SHARED_V + STAGES * KV_BYTES
+};
+
+enum mbarrier {             /* byte offset of the first 8-byte mbarrier of a kind, from SHARED_BARRIERS */
+                Q_FULL = 0, /* + 8 warpgroup */
+                PAIR_FULL = Q_FULL + 8 * WARPGROUPS, /* + 8 stage */
+                BARRIER_BYTES = PAIR_FULL + 8 * STAGES
+};
+
+static_assert(DHP_SHARED_ALIGN + SHARED_BARRIERS + BARRIER_BYTES ==
+                  DHP_FWD_SHARED_BYTES(HEAD_DIM, TILE_K, WARPGROUPS, ROWS, STAGES),
+              "the host and the kernel disagree on the shared memory plan");
+
+#endif

@@ -1,0 +1,72 @@
+/*
+ * loads.cuh - who asks TMA for what: the stream of k and v tiles over all query tiles of a CTA, and each warpgroup's q.
+ *
+ * Step t of a query tile needs k(t) and v(t-1). They are a *pair*: one stage, one mbarrier, one wait. The last step's v
+ * comes with the next query tile's k(0), so the stream never stops. Before this header: the constants of the kernel.
+ */
+#ifndef DHP_FORWARD_LOADS_CUH
+#define DHP_FORWARD_LOADS_CUH
+
+#include "../../hopper/stages.cuh"
+#include "query_tiles.cuh"
+
+/* What this warp loads of each pair. */
+typedef struct loader {
+  int active;  /* it loads something */
+  int loads_v; /* of pair u it loads tile u - 1 of v; else tile u of k */
+  const CUtensorMap *map;
+  uint32_t tiles; /* shared address of its part of stage 0 */
+  int column;     /* of its first box */
+} loader;
+
+static __device__ __forceinline__ loader loader_of(int warp, const CUtensorMap *k_map, const CUtensorMap *v_map,
+                                                   uint32_t base) {
+  const int index = warp - FIRST_LOADER, loads_v = index >= LOADERS;
+  const int first_box = (index - loads_v * LOADERS) * LOADS;
+  loader l;
+  l.active = index >= 0 && index < 2 * LOADERS;
+  l.loads_v = loads_v;
+  l.map = loads_v ? v_map : k_map;
+  l.tiles = base + (loads_v ? SHARED_V : SHARED_K) + first_box * KV_BOX_BYTES;
+  l.column = first_box * BOX_COLUMNS;
+  return l;
+}
+
+/*
+ * If go: asks for this warp's part of pair u of this query tile, or of the next one if its key tile, counted from the
+ * last visible one, is past the end. A tile beyond both is not asked for: load_skipped does that later. After the CTA's
+ * final query tile there is no k: a tile of zeros, from before the first key, completes the pair.
+ */
+static __device__ __forceinline__ void load_pair(int go, const loader *l, uint32_t pairs_full, int index, int u,
+                                                 const query_tile *now, const query_tile *next) {
+  const int visit = u - l->loads_v, past = visit >= now->key_tiles, zeros = next->key_tiles == 0 && !l->loads_v;
+  const int tile = past ? next->key_tiles - 1 - (visit - now->key_tiles) : now->key_tiles - 1 - visit;
+  const int key_head = past ? next->key_head : now->key_head, batch = past ? next->batch : now->batch;
+  const int wanted = go && l->active && visit < now->key_tiles + next->key_tiles + zeros;
+  const uint32_t full = pairs_full + 8 * index;
+  mbarrier_arrive_expect_tx(wanted, full, LOADS * KV_BOX_BYTES);
+  load_boxes(wanted, l->tiles + index * KV_BYTES, l->map, full, LOADS, KV_BOX_BYTES, l->column, tile * TILE_K, key_head,
+             batch);
+}
+
+/*
+ * In step 0: key tiles of the next query tile that the one before this could not ask for, because this one, having so
+ * few, lies between. `index` is the stage of pair 1.
+ */
+static __device__ __forceinline__ void load_skipped(int go, const loader *l, uint32_t pairs_full, int index,
+                                                    const query_tile *now, const query_tile *next) {
+#pragma unroll
+  for (int u = 1; u < STAGES; u++) {
+    load_pair(go && u - l->loads_v >= now->key_tiles, l, pairs_full, index, u, now, next);
+    index = index_after(index);
+  }
+}
+
+/* If go: asks for this warpgroup's rows of q. */
+static __device__ __forceinline__ void load_queries(int go, const CUtensorMap *map, uint32_t q_rows, uint32_t full,
+                                                    int row, const query_tile *of) {
+  mbarrier_arrive_expect_tx(go, full, Q_BYTES);
+  load_boxes(go, q_rows, map, full, BOXES, Q_BOX_BYTES, 0, row, of->head, of->batch);
+}
+
+#endif

@@ -1,0 +1,55 @@
+/*
+ * params.h - what the host and the forward kernel agree on: the launch parameters and the shared memory plan.
+ *
+ * Read by the family's host code and by its kernel; one kernel is one choice of the constants in family.py.
+ */
+#ifndef DHP_FORWARD_PARAMS_H
+#define DHP_FORWARD_PARAMS_H
+
+#include <stdint.h>
+
+#include "../../hopper/softmax_params.h"
+
+enum {
+  DHP_SHARED_ALIGN = 1024 /* the 128-byte swizzle repeats every 1024 bytes; CUDA aligns shared memory to 16 */
+};
+
+/* A divisor d >= 1: n / d is the high half of 2 n multiplier, shifted right, for every n < 2^31. */
+typedef struct dhp_divisor {
+  uint32_t multiplier, shift;
+} dhp_divisor;
+
+/*
+ * All public: shape, strides, flags, and where the results go. q, k and v travel as tensor maps.
+ *
+ * The rows of a warpgroup are 2^log2_rows query rows of each of as many heads as that leaves, a head group, which share
+ * a key head; the head varies slowest.
+ */
+typedef struct dhp_fwd_params {
+  void *out;             /* [batch, heads, seqlen_q, head_dim], 16-byte aligned rows */
+  int64_t out_stride[3]; /* of batch, head and row, in elements */
+  float *lse;            /* [batch, heads, seqlen_q] or null */
+  int32_t batch, heads, heads_per_key_head;
+  int32_t seqlen_q, seqlen_k, head_dim;
+  int32_t is_causal, causal_offset; /* offset clamped to [-seqlen_q, seqlen_k]: beyond that nothing changes */
+  int32_t log2_rows, head_groups;   /* head_groups: of one batch */
+  int32_t q_tiles;                  /* of one head group */
+  /* The static schedule: made by schedule.c, read by query_tiles.cuh. Items: at most INT32_MAX - 2 grid, in order and
+   * listed. */
+  int32_t items, ordered_items;
+  int32_t ordered_rounds, ordered_rest; /* ordered_items / grid, and its remainder */
+  int32_t mirrored, listed_groups;      /* mirrored: 1 if an item in order is two tiles */
+  dhp_divisor by_q_tiles, by_listed_groups, by_head_groups, by_heads_per_key_head;
+  DHP_SOFTMAX_PARAMS
+  uint32_t zero; /* 0, which the compiler must not know: see mbarrier_wait in ptx.cuh */
+} dhp_fwd_params;
+
+/*
+ * Dynamic shared memory of one CTA in bytes: Q tile, tiles of K and of V, all of 2-byte elements, and an 8-byte
+ * mbarrier for the q rows of each warpgroup and for each stage. A macro because it initialises a constant table.
+ */
+#define DHP_FWD_SHARED_BYTES(head_dim, tile_k, warpgroups, rows, stages)                                  \
+  (DHP_SHARED_ALIGN + (warpgroups) * (rows) * (head_dim) * 2 + 2 * (stages) * (tile_k) * (head_dim) * 2 + \
+   8 * ((warpgroups) + (stages)))
+
+#endif

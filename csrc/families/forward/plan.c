@@ -1,0 +1,164 @@
+/*
+ * plan.c - public shape to launch: which kernel, how many CTAs, in which order.
+ *
+ * A plan may choose how many query rows, and of how many heads, share a CTA, because that changes no output bit; it may
+ * not choose another key tile for a head_dim, because that would. It never looks at a value.
+ */
+#include <limits.h>
+
+#include "../../check.h"
+#include "../../error.h"
+#include "../../hopper/chip.h"
+#include "../../kernels/kernel_table.h"
+#include "../../mask.h"
+
+/* The kernels of this family; others never serve a forward. */
+extern const dhp_family dhp_family_forward;
+
+enum {
+  /* Up to so many rounds of tiles a longest-first list of all is more even than mirrored pairs and a list; by
+   * calculation, as are the one and a half rounds that are listed otherwise. */
+  FEW_ROUNDS = 5,
+  TWICE_LISTED_ROUNDS = 3,
+  /* Query tiles of a launch: the kernel counts them in int32, up to twice the size of the grid past the last. */
+  MAX_ITEMS = INT32_MAX - 1024
+};
+
+/* What the beginning and the end of a query tile cost, in steps: less if other CTAs on the multiprocessor fill the gap.
+ * Fitted to measured times of short sequences. */
+static const double ENDS_ALONE = 1.5, ENDS_FILLED = .5;
+
+int dhp_cuda_max_head_dim(void) {
+  int most = 0;
+  for (int i = 0; i < dhp_family_forward.count; i++)
+    if (dhp_family_forward.kernels[i].head_dim > most) most = dhp_family_forward.kernels[i].head_dim;
+  return most;
+}
+
+static int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+/* Fewest query rows of a tile among the kernels of this head_dim. */
+static int least_rows(int head_dim) {
+  int least = INT_MAX;
+  for (int i = 0; i < dhp_family_forward.count; i++) {
+    const dhp_kernel_info *const kernel = &dhp_family_forward.kernels[i];
+    if (kernel->head_dim == head_dim && kernel->tile_q < least) least = kernel->tile_q;
+  }
+  return least;
+}
+
+/* Smallest head_dim among the kernels of this dtype that holds D; 0 if none does. */
+static int kernel_head_dim(dhp_dtype dtype, int64_t head_dim) {
+  int best = 0;
+  for (int i = 0; i < dhp_family_forward.count; i++) {
+    const dhp_kernel_info *const kernel = &dhp_family_forward.kernels[i];
+    if (kernel->dtype == dtype && kernel->head_dim >= head_dim && (best == 0 || kernel->head_dim < best))
+      best = kernel->head_dim;
+  }
+  return best;
+}
+
+/* How a kernel would share out the work of a call. */
+typedef struct sharing {
+  int heads_per_tile;
+  int64_t groups, q_tiles; /* head groups of all batches; query tiles of one of them */
+} sharing;
+
+/* Heads of one key head share a tile, in equal parts, while all of their query rows fit those of a warpgroup. */
+static sharing share(const dhp_attention *args, const dhp_kernel_info *kernel) {
+  const int64_t *const q = args->q.size;
+  const int64_t heads_per_key_head = q[1] / args->k.size[1];
+  int heads = 1;
+  while (heads_per_key_head % (2 * heads) == 0 && 2 * heads * q[2] <= kernel->rows)
+    heads *= 2;
+  return (sharing){heads, q[0] * q[1] / heads, ceil_div(q[2], kernel->tile_q / heads)};
+}
+
+/*
+ * About how many cycles the launch takes: rounds of CTAs, times steps of a query tile, times the cycles of a step. A
+ * multiprocessor with room for more CTAs than there are takes fewer cycles a step.
+ */
+static double cost_of(const dhp_attention *args, const dhp_kernel_info *kernel) {
+  const sharing by = share(args, kernel);
+  const int64_t tiles = by.groups * by.q_tiles, at_a_time = (int64_t)DHP_MULTIPROCESSORS * kernel->ctas_per_sm;
+  const int64_t rounds = tiles <= at_a_time ? 1 : ceil_div(tiles, at_a_time);
+  const double per_sm = (double)tiles / DHP_MULTIPROCESSORS;
+  const double together = per_sm <= 1. ? 1. : per_sm < kernel->ctas_per_sm ? per_sm : kernel->ctas_per_sm;
+  const double crowd = rounds > 1 ? 1. : (1. + together) / (1. + kernel->ctas_per_sm);
+  const dhp_mask mask = dhp_mask_of(args);
+  const double all = (double)dhp_mask_keys_seen(&mask), seen = args->is_causal ? (all + kernel->tile_q) / 2. : all;
+  const double steps = seen / kernel->tile_k + (kernel->ctas_per_sm > 1 ? ENDS_FILLED : ENDS_ALONE);
+  return (double)rounds * crowd * steps * kernel->step_cycles;
+}
+
+static const dhp_kernel_info *choose_kernel(const dhp_attention *args, int head_dim) {
+  const dhp_kernel_info *best = NULL;
+  double lowest = 0.;
+  for (int i = 0; i < dhp_family_forward.count; i++) {
+    const dhp_kernel_info *const kernel = &dhp_family_forward.kernels[i];
+    if (kernel->dtype != args->q.dtype || kernel->head_dim != head_dim) continue;
+    const double cost = cost_of(args, kernel);
+    if (best && cost >= lowest) continue;
+    best = kernel;
+    lowest = cost;
+  }
+  return best;
+}
+
+/*
+ * How query tiles are dealt to CTAs, see query_tiles.cuh. Without a mask all are equally long: in order. Under a causal
+ * mask mirrored pairs in order, and the last LISTED_ROUNDS or more from the list; everything from the list if there are
+ * few rounds, or the last of them would be too uneven.
+ */
+static void deal(const dhp_attention *args, const sharing *by, dhp_plan *plan) {
+  const int64_t tiles = by->groups * by->q_tiles, at_a_time = (int64_t)DHP_MULTIPROCESSORS * plan->kernel->ctas_per_sm;
+  plan->mirrored = args->is_causal && by->q_tiles > 1;
+  if (plan->mirrored) {
+    const int64_t few = tiles <= FEW_ROUNDS * at_a_time;
+    const int64_t listed = few ? by->groups : ceil_div(TWICE_LISTED_ROUNDS * at_a_time, 2 * by->q_tiles);
+    plan->listed_groups = listed + (by->groups - listed) % 2;
+  }
+  const int64_t listed_items = plan->listed_groups * by->q_tiles;
+  plan->items = listed_items + ((tiles - listed_items) >> plan->mirrored);
+  plan->grid = plan->items < at_a_time ? plan->items : at_a_time;
+}
+
+dhp_status dhp_plan_attention(const dhp_attention *args, dhp_plan *plan, dhp_error *error) {
+  *plan = (dhp_plan){0};
+  const dhp_status status = dhp_check_arguments(args, error);
+  if (status != DHP_OK) return status;
+
+  const int64_t *const q = args->q.size;
+  if (args->q.dtype == DHP_FLOAT32)
+    return dhp_fail(error, DHP_UNSUPPORTED, "q: dtype float32; supported on CUDA: float16, bfloat16");
+  const dhp_mask mask = dhp_mask_of(args);
+  if (!dhp_mask_is_prefix(&mask)) /* no mask of today; the kernels count visible keys from key 0 */
+    return dhp_fail(error, DHP_UNSUPPORTED,
+                    "mask: a query sees keys from one after the first on; supported on CUDA: "
+                    "none, or causal with any offset");
+  if (dhp_family_forward.count == 0)
+    return dhp_fail(error, DHP_NO_GPU, "this build has no GPU kernels: nvcc was not found when it was built");
+  const int head_dim = kernel_head_dim(args->q.dtype, q[3]);
+  if (head_dim == 0 || q[3] % 8 != 0)
+    return dhp_fail(error, DHP_UNSUPPORTED, "q: head_dim %lld; supported on CUDA: a multiple of 8 up to %d",
+                    (long long)q[3], dhp_cuda_max_head_dim());
+  if (q[0] == 0 || q[1] == 0 || q[2] == 0) return DHP_OK;
+
+  /* batch * heads first: each factor below 2^31 or the product of the checks below would overflow int64 */
+  if (q[0] > MAX_ITEMS || q[1] > MAX_ITEMS || q[0] * q[1] > MAX_ITEMS)
+    return dhp_fail(error, DHP_UNSUPPORTED, "q: batch %lld times heads %lld; supported on CUDA: up to %d together",
+                    (long long)q[0], (long long)q[1], MAX_ITEMS);
+  const int rows = least_rows(head_dim);
+  if (q[0] * q[1] * ceil_div(q[2], rows) > MAX_ITEMS)
+    return dhp_fail(error, DHP_UNSUPPORTED,
+                    "q: %lld heads in the batch of %lld tiles of %d rows; supported on CUDA: up to %d tiles in all",
+                    (long long)(q[0] * q[1]), (long long)ceil_div(q[2], rows), rows, MAX_ITEMS);
+
+  const dhp_kernel_info *const kernel = choose_kernel(args, head_dim);
+  const sharing by = share(args, kernel);
+  plan->kernel = kernel;
+  plan->heads_per_tile = by.heads_per_tile;
+  plan->q_tiles = by.q_tiles;
+  deal(args, &by, plan);
+  return DHP_OK;
+}

@@ -1,0 +1,45 @@
+/*
+ * products.cuh - the matrix products of a warpgroup, issued over a whole tile, 16 of the summed dimension a step.
+ *
+ * The single products come from wgmma.h, which csrc/kernels/wgmma.py writes for each kernel. PTX ISA 9.0, 9.7.15.5.
+ */
+#ifndef DHP_PRODUCTS_CUH
+#define DHP_PRODUCTS_CUH
+
+#include "stages.cuh"
+
+enum { STEP = 16, STEPS_PER_BOX = BOX_COLUMNS / STEP, DESCRIPTOR_UNIT = 16 /* bytes that a descriptor counts in */ };
+
+/* d = a b^T or d += a b^T; descriptors, or the half of one. */
+typedef void product_of_shared(float *d, uint32_t a, uint32_t b, int accumulate);
+/* d = a b or d += a b, a in registers. */
+typedef void product_of_registers(float *d, const uint32_t *a, uint32_t b, int accumulate);
+
+/*
+ * d = a b^T over `columns` of both, which lie in boxes of 64 columns in shared memory. The fence covers the products
+ * that follow, too: all registers they read were written before.
+ */
+template <product_of_shared product>
+static __device__ __forceinline__ void issue_shared(float *d, uint32_t a, int a_box_bytes, uint32_t b, int b_box_bytes,
+                                                    int columns) {
+  wgmma_fence();
+#pragma unroll
+  for (int step = 0; step < columns / STEP; step++) {
+    const int box = step / STEPS_PER_BOX, in_box = step % STEPS_PER_BOX * STEP * 2;
+    product(d, a + (box * a_box_bytes + in_box) / DESCRIPTOR_UNIT, b + (box * b_box_bytes + in_box) / DESCRIPTOR_UNIT,
+            step != 0);
+  }
+  wgmma_commit();
+}
+
+/* d = a b, or d += a b, over `rows` of b, a tile in shared memory whose boxes the descriptor walks by itself. */
+template <product_of_registers product>
+static __device__ __forceinline__ void issue_registers(float *d, const uint32_t *a, uint32_t b, int rows,
+                                                       int accumulate) {
+#pragma unroll
+  for (int step = 0; step < rows / STEP; step++)
+    product(d, a + 4 * step, b + step * STEP * ROW_BYTES / DESCRIPTOR_UNIT, step != 0 || accumulate);
+  wgmma_commit();
+}
+
+#endif

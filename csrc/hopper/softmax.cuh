@@ -1,0 +1,92 @@
+/*
+ * softmax.cuh - the online softmax of a tile of scores in registers (Milakov and Gimelshein, 2018; Dao et al., 2022).
+ *
+ * Before this header: SCORES and OUTPUTS, the floats of S and of O that a thread holds, and THREAD_ROWS, how many of
+ * the two rows that wgmma gives a thread it computes; and kernel_params, the family's parameters, which hold those of
+ * softmax_params.h.
+ *
+ * CT: scores meet fused multiply-adds, selects by public columns, max, ex2 and quad shuffles with constant lanes.
+ */
+#ifndef DHP_SOFTMAX_CUH
+#define DHP_SOFTMAX_CUH
+
+#include "../ct.h"
+#include "ptx.cuh"
+
+#define FULL_MASK 0xffffffffu
+
+/*
+ * Running statistics of the rows a thread shares with its quad: the wgmma accumulator gives thread l of a warp the rows
+ * l / 4 and l / 4 + 8, columns 2 (l % 4) + {0, 1} of each block of eight. With 32 rows to a warpgroup the second row is
+ * unused: its scores are never looked at, its probabilities 0.
+ *
+ * A shift is finite, and so is its product with the scale: -inf minus -inf, in a row whose scores are all masked so
+ * far, would be NaN. A score of +inf still gives a sum of +inf, and the row inf / inf.
+ */
+typedef struct row_stats {
+  float shift[THREAD_ROWS];   /* subtracted from the raw scores: their maximum so far, within +-highest_score */
+  float sum[THREAD_ROWS];     /* of exp2(scaled score - scaled shift), this thread's columns only */
+  float rescale[THREAD_ROWS]; /* what the last step multiplied sum by, and O still has to be multiplied by */
+} row_stats;
+
+/*
+ * fma(s, scale, -shift scale) rounds shift scale first. That error is common to the row and cancels, unless it is so
+ * large that exp2 leaves its range. Where the product exceeds 2^30, neighbouring floats differ by 128 and more, so the
+ * row's softmax is 1 or 0; any scale gives that, and with a power of two the product is exact. Chosen by arithmetic: of
+ * a select between two launch parameters ptxas makes a load under a predicate on the value.
+ */
+static __device__ __forceinline__ float scale_of(float shift, const kernel_params *p) {
+  const float huge = 1073741824.f;
+  return fmaf(greater(fabsf(shift * p->scale_log2), huge), p->scale_to_power_of_two, p->scale_log2);
+}
+
+/*
+ * s becomes exp2(scale (s - shift)); statistics move on. `limit[r]` is the last visible column of row r, counted
+ * from this thread's first column of the tile; read only if masked.
+ */
+static __device__ __forceinline__ void softmax_step(float *s, row_stats *stats, const kernel_params *p,
+                                                    const int *limit, int masked) {
+  if (masked) { /* a compile-time constant at every call */
+#pragma unroll
+    for (int i = 0; i < SCORES; i++) {
+      const int column = i / 4 * 8 + i % 2, r = i / 2 % 2;
+      if (r < THREAD_ROWS) s[i] = column <= limit[r] ? s[i] : -INFINITY;
+    }
+  }
+#pragma unroll
+  for (int r = 0; r < THREAD_ROWS; r++) {
+    float top = fmaxf(s[2 * r], s[2 * r + 1]);
+#pragma unroll
+    for (int i = 4; i < SCORES; i += 4)
+      top = fmaxf(top, fmaxf(s[i + 2 * r], s[i + 2 * r + 1]));
+    top = fmaxf(top, __shfl_xor_sync(FULL_MASK, top, 1));
+    top = fmaxf(top, __shfl_xor_sync(FULL_MASK, top, 2));
+    top = fmaxf(top, stats->shift[r]);
+    const float shift = fminf(top, p->highest_score), scale = scale_of(shift, p), scaled = shift * scale;
+    stats->rescale[r] = dhp_ct_exp2(fmaf(stats->shift[r], scale, -scaled));
+    stats->shift[r] = shift;
+    float sum = 0.f;
+#pragma unroll
+    for (int i = 2 * r; i < SCORES; i += 4) {
+      s[i] = dhp_ct_exp2(fmaf(s[i], scale, -scaled));
+      s[i + 1] = dhp_ct_exp2(fmaf(s[i + 1], scale, -scaled));
+      sum += s[i] + s[i + 1];
+    }
+    stats->sum[r] = fmaf(stats->sum[r], stats->rescale[r], sum);
+  }
+}
+
+/* The accumulator layout of S is the A operand layout of P: packing neighbours is all it takes. */
+static __device__ __forceinline__ void pack_probabilities(uint32_t *p, const float *s) {
+#pragma unroll
+  for (int i = 0; i < SCORES; i += 2)
+    p[i / 2] = i / 2 % 2 < THREAD_ROWS ? pack_two(s[i], s[i + 1]) : 0;
+}
+
+static __device__ __forceinline__ void rescale_output(float *o, const float *rescale) {
+#pragma unroll
+  for (int i = 0; i < OUTPUTS; i++)
+    if (i / 2 % 2 < THREAD_ROWS) o[i] *= rescale[i / 2 % 2];
+}
+
+#endif

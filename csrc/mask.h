@@ -1,0 +1,55 @@
+/*
+ * mask.h - which keys a query sees: public, and described in this one place.
+ *
+ * Every mask is a band of the scores: query i sees key j iff lowest <= j - i <= highest. So the keys that a row sees
+ * are a half-open range [first, last), and from a row to the next neither end moves back. A kernel may rely on these
+ * two properties; what else it relies on (GPU: that every range begins at key 0) it has to ask for, and refuse a mask
+ * that has it not. So a new mask is a new way to choose lowest and highest, here.
+ */
+#ifndef DHP_MASK_H
+#define DHP_MASK_H
+
+#include "dhp_fa.h"
+
+typedef struct dhp_mask {
+  int64_t queries, keys;   /* Sq, Sk */
+  int64_t lowest, highest; /* of j - i; in [-queries, keys]: further out, all or none would be seen just the same */
+} dhp_mask;
+
+/* Keys [first, last); none if both are equal. */
+typedef struct dhp_key_range {
+  int64_t first, last;
+} dhp_key_range;
+
+static inline int64_t dhp_clamp(int64_t x, int64_t low, int64_t high) { return x < low ? low : x > high ? high : x; }
+
+/* Any lowest and highest, for lengths of at most 2^62; INT64_MIN and INT64_MAX: no bound. */
+static inline dhp_mask dhp_mask_band(int64_t queries, int64_t keys, int64_t lowest, int64_t highest) {
+  return (dhp_mask){.queries = queries,
+                    .keys = keys,
+                    .lowest = dhp_clamp(lowest, -queries, keys),
+                    .highest = dhp_clamp(highest, -queries, keys)};
+}
+
+/* The mask of a call. */
+static inline dhp_mask dhp_mask_of(const dhp_attention *args) {
+  return dhp_mask_band(args->q.size[2], args->k.size[2], INT64_MIN, args->is_causal ? args->causal_offset : INT64_MAX);
+}
+
+/* What query i in [0, queries) sees, within [0, keys]. */
+static inline dhp_key_range dhp_mask_row(const dhp_mask *mask, int64_t i) {
+  const int64_t first = dhp_clamp(i + mask->lowest, 0, mask->keys);
+  return (dhp_key_range){first, dhp_clamp(i + mask->highest + 1, first, mask->keys)};
+}
+
+/* 1 if every row's range begins at key 0, so that `highest` alone describes the mask. */
+static inline int dhp_mask_is_prefix(const dhp_mask *mask) {
+  return mask->queries == 0 || dhp_mask_row(mask, mask->queries - 1).first == 0; /* no row's range begins later */
+}
+
+/* No query sees a key from this one on: they need not exist. */
+static inline int64_t dhp_mask_keys_seen(const dhp_mask *mask) {
+  return dhp_clamp(mask->queries + mask->highest, 0, mask->keys);
+}
+
+#endif

@@ -1,0 +1,133 @@
+"""One build of the host core with its cubins, opened by itself and called through the C ABI, without torch's operator.
+
+Several builds live side by side in one process: the current one, the one it has to beat, and a second copy of the
+current one, against which the noise of a run is measured.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dhp_safe_fa.bench import Case
+from dhp_safe_fa.burn.builds import abi
+
+LIBRARY, HEADER = "libdhp_fa.so", "dhp_fa.h"
+
+# What is called, as the header has to declare it. Another signature cannot be called blindly.
+_PROTOTYPES = (
+    "dhp_status dhp_attention_cpu(const dhp_attention *args, const dhp_executor *executor, dhp_error *error)",
+    "dhp_status dhp_attention_cuda(const dhp_attention *args, int device, void *stream, dhp_error *error)",
+    "dhp_status dhp_plan_attention(const dhp_attention *args, dhp_plan *plan, dhp_error *error)",
+    "int dhp_kernel_count(void)",
+    "const dhp_kernel_info *dhp_kernel(int index)",
+)
+
+
+@dataclass(frozen=True)
+class ShippedKernel:
+    """One cubin inside a library. registers are per thread, shared_bytes per CTA."""
+
+    name: str
+    cubin: bytes
+    sha256: str
+    registers: int
+    spill_bytes: int
+    shared_bytes: int
+
+
+class Library:
+    """A libdhp_fa.so beside the dhp_fa.h that it was built with."""
+
+    def __init__(self, folder: Path) -> None:
+        """OSError or ValueError with one sentence if the folder holds no library that can be called."""
+        self.path = folder / LIBRARY
+        self._header = abi.parse((folder / HEADER).read_text(encoding="utf-8"))
+        for prototype in _PROTOTYPES:
+            name = prototype.partition("(")[0].split()[-1].lstrip("*")
+            if self._header.prototypes.get(name) != prototype:
+                raise ValueError(f"{folder / HEADER}: {name} is declared differently from '{prototype}'")
+        # deep binding: the library calls its own functions, whatever other build is loaded
+        self._core = ctypes.CDLL(str(self.path.resolve()), mode=os.RTLD_LOCAL | os.RTLD_NOW | os.RTLD_DEEPBIND)
+        self._core.dhp_kernel.restype = ctypes.c_void_p
+
+    @cached_property
+    def sha256(self) -> str:
+        return hashlib.sha256(self.path.read_bytes()).hexdigest()
+
+    @cached_property
+    def kernels(self) -> list[ShippedKernel]:
+        """Read from the loaded library; hashes are computed from the cubins' own bytes."""
+        return [self._kernel(self._core.dhp_kernel(i)) for i in range(self._core.dhp_kernel_count())]
+
+    def cubins(self) -> dict[str, str]:
+        """Kernel name → SHA-256."""
+        return {kernel.name: kernel.sha256 for kernel in self.kernels}
+
+    def launch(self, case: Case) -> str:
+        """What a call of this shape launches: the cubin and the plan, in words that are equal if the launches are.
+
+        Raises:
+            ValueError: the library does not serve the shape; the text is its own sentence.
+        """
+        args, error = self._arguments(case), self._struct("dhp_error")
+        plan = self._struct("dhp_plan")
+        if self._core.dhp_plan_attention(ctypes.byref(args), ctypes.byref(plan), ctypes.byref(error)):
+            raise ValueError(error.text.decode())
+        numbers = [f"{name} {getattr(plan, name)}" for name, _ in plan._fields_ if name != "kernel"]
+        return ", ".join([self._kernel(plan.kernel).sha256[:16], *numbers])
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> Tensor:
+        """out [B, Hq, Sq, D] of contiguous q, k and v [B, Hk, Sk, D], on the current stream; the scale is 1 / √D.
+
+        Raises:
+            RuntimeError: the library refused; the text is its own sentence.
+        """
+        out = torch.empty_like(q)
+        args, error = self._struct("dhp_attention"), self._struct("dhp_error")
+        for name, tensor in (("q", q), ("k", k), ("v", v), ("out", out)):
+            self._describe(getattr(args, name), tensor.shape, tensor.stride(), tensor.dtype, tensor.data_ptr())
+        args.scale, args.is_causal = q.size(3) ** -0.5, is_causal
+        pointers = ctypes.byref(args), ctypes.byref(error)
+        if q.is_cuda:
+            stream = ctypes.c_void_p(torch.cuda.current_stream(q.device).cuda_stream)
+            status = self._core.dhp_attention_cuda(pointers[0], q.device.index, stream, pointers[1])
+        else:
+            status = self._core.dhp_attention_cpu(pointers[0], None, pointers[1])
+        if status:
+            raise RuntimeError(error.text.decode())
+        return out
+
+    def _struct(self, name: str) -> Any:
+        return self._header.structs[name]()
+
+    def _describe(
+        self, field: Any, shape: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype, pointer: int
+    ) -> None:
+        field.data, field.size[:], field.stride[:] = pointer, shape, stride
+        field.dtype = self._header.enumerators[f"DHP_{str(dtype).removeprefix('torch.').upper()}"]
+
+    def _arguments(self, case: Case) -> Any:
+        """A call of this shape without data."""
+        args = self._struct("dhp_attention")
+        shapes = {"q": case.shape, "k": case.key_shape, "v": case.key_shape, "out": case.shape}
+        for name, (b, h, s, d) in shapes.items():
+            self._describe(getattr(args, name), (b, h, s, d), (h * s * d, s * d, d, 1), case.torch_dtype, 0)
+        args.scale, args.is_causal = case.head_dim**-0.5, case.causal
+        return args
+
+    def _kernel(self, address: int) -> ShippedKernel:
+        info: Any = self._header.structs["dhp_kernel_info"].from_address(address)
+        cubin = ctypes.string_at(info.cubin, info.cubin_size)
+        digest = hashlib.sha256(cubin).hexdigest()
+        return ShippedKernel(
+            info.name.decode(), cubin, digest, info.registers, info.spill_bytes, info.shared_bytes
+        )

@@ -1,0 +1,43 @@
+"""What was measured before there was a loop: stored benchmark results of git history, as records without a verdict."""
+
+from __future__ import annotations
+
+import json
+
+from dhp_safe_fa.bench import anchors, results
+from dhp_safe_fa.burn.builds.keeping import git
+from dhp_safe_fa.burn.log.quoted import ANCHORS
+from dhp_safe_fa.burn.log.records import Kernel, Record, Shape
+from dhp_safe_fa.burn.measuring import chip
+
+RESULT = "benchmarks/results/h100_forward.json"
+
+
+def imported(name: str, revision: str) -> Record:
+    """The stored GPU result of a commit, with FlashAttention-3 as estimated. What it does not say is None.
+
+    Raises:
+        BuildFailed: there is no such commit or file.
+        ValueError: the file is no benchmark result of a CUDA run.
+    """
+    source = git("rev-parse", "--verify", f"{revision}^{{commit}}")
+    report = results.from_json(json.loads(git("show", f"{source}:{RESULT}")))
+    environment = report.environment
+    shapes = []
+    factors = anchors.load(ANCHORS)
+    for result in (anchors.with_estimate(result, factors) for result in report.results):
+        us: dict[str, list[float | None]] = {o.name: [o.graph_us.median] for o in result.outcomes if o.graph_us}
+        absent = {o.name: o.reason for o in result.outcomes if o.reason}
+        shapes.append(Shape(result.case.label, us, absent=absent))
+    return Record(
+        name=name,
+        kind="imported",
+        date=environment["date"],
+        commit=None if environment["dirty"] else environment["commit"],  # other sources than the commit's: unknown
+        chip=chip.of_environment(environment, None),
+        settings=report.settings,
+        source=source,
+        nvcc=environment["nvcc"],
+        kernels=[Kernel(n, sha, None, None, None, None, None) for n, sha in environment["kernels"].items()],
+        shapes=shapes,
+    )

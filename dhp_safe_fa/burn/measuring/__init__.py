@@ -1,0 +1,1 @@
+"""What an iteration is measured by: gates (gating), counters (profiling), times (blocks) and the machine (chip)."""

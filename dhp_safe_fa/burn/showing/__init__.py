@@ -1,0 +1,1 @@
+"""The log for a reader: tables, and the journey as a picture (plot)."""

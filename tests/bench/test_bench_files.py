@@ -1,0 +1,137 @@
+"""The files of the benchmark: anchors of FlashAttention-3 and stored results."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+from bench_samples import ANCHORS, BENCHMARKS, rendered, some_report, some_result, times
+
+from dhp_safe_fa.bench import Case, anchors
+from dhp_safe_fa.bench.cases import parse_case, select
+from dhp_safe_fa.bench.results import Outcome, Result, from_json, load, save, to_json
+
+# ---- anchors --------------------------------------------------------------------------------------------------------
+
+
+def test_anchors_of_the_project() -> None:
+    """The rows are those that --shapes anchors measures."""
+    factors = anchors.load(ANCHORS)
+    assert factors[Case(8, 32, 2048, 64, False, "bfloat16")] == pytest.approx(456 / 474)
+    assert set(select(["anchors"], None, "cuda", quick=False)) == set(factors) and len(factors) == 36
+    assert anchors.of_checkout("forward") == ANCHORS and anchors.of_checkout("sideways") is None
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_estimate_scales_cudnn(dtype: str) -> None:
+    """By bfloat16's ratio, also for float16, which the notes say."""
+    result = some_result(Case(1, 8, 512, 64, False, dtype))
+    factors = {Case(1, 8, 512, 64, False, "bfloat16"): 0.5}
+    estimated = anchors.with_estimate(result, factors)
+    assert estimated.outcomes[:-1] == result.outcomes
+    assert estimated.ratio("fa3~") == pytest.approx(0.4) and estimated.best_peer() == ("cudnn", 0.8)
+    basis = estimated.outcomes[-1].basis
+    assert basis is not None and "0.500" in basis and "bfloat16" in basis
+    text = rendered(some_report(estimated))
+    assert "estimated, not measured" in text and ("float16 is estimated by the ratio in bfloat16" in text) == (
+        dtype == "float16"
+    )
+    assert anchors.with_estimate(estimated, {**factors, estimated.case: 0.5}) == estimated, "in place of the earlier"
+    assert anchors.with_estimate(result, {Case(1, 8, 1024, 64, False, "bfloat16"): 0.5}) == result
+    assert anchors.with_estimate(estimated, {}) == estimated
+
+
+def test_nothing_is_estimated_beside_the_real_one() -> None:
+    result = some_result()
+    factors = {Case(1, 8, 512, 64, False, "bfloat16"): 0.5}
+    real = dataclasses.replace(result, outcomes=(*result.outcomes, Outcome("fa3", 1e-4, times(1), times(1))))
+    assert anchors.with_estimate(real, factors) == real
+    single = dataclasses.replace(result, case=Case(1, 8, 512, 64, False, "float32"))
+    assert anchors.with_estimate(single, factors) == single
+
+
+@pytest.mark.parametrize(
+    "line", ["1,2", "1,2,2,3,3,4,full,x,5", "1,2,2,3,3,4,half,4,5", "1,2,2,3,3,4,full,4,0", "1,3,2,3,3,4,full,4,5"]
+)
+def test_anchors_errors(tmp_path: Path, line: str) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text(f"batch,heads,key_heads,seqlen_q,seqlen_k,head_dim,mask,sdpa_cudnn_tflops,fa3_tflops\n{line}\n")
+    with pytest.raises(ValueError, match="line 2"):
+        anchors.load(path)
+
+
+# ---- files ---------------------------------------------------------------------------------------------------------
+
+
+def test_json_round_trip(tmp_path: Path) -> None:
+    report = some_report(some_result(), Result(Case(1, 1, 8, 8, True, "bfloat16"), wrong="it is wrong"))
+    path = tmp_path / "run.json"
+    save(report, path)
+    assert load(path) == report
+    assert [p.name for p in tmp_path.iterdir()] == ["run.json"]
+    data = json.loads(path.read_text())
+    assert data["geometric_mean_ratio"]["flash"] == 2
+    assert data["results"][0]["outcomes"][1]["ratio"] == 2
+
+
+@pytest.mark.parametrize("path", sorted((BENCHMARKS / "results").glob("*.json")), ids=lambda path: path.name)
+def test_stored_results_are_read(path: Path) -> None:
+    """Labels are stored beside them, in the log of iterations: they stay what they were."""
+    rows = json.loads(path.read_text())["results"]
+    for row, result in zip(rows, load(path).results, strict=True):
+        case = row["case"]
+        if not case.get("key_heads") and not case.get("key_seqlen"):
+            sizes = f"{case['batch']},{case['heads']},{case['seqlen']},{case['head_dim']}"
+            assert result.case.label == f"{sizes}:{'causal' if case['causal'] else 'full'}:{case['dtype']}"
+        assert parse_case(result.case.label, "") == result.case
+
+
+def test_what_older_files_do_not_say() -> None:
+    """Inputs were contiguous; nothing was timed alone; the direction was the forward; estimates had no basis."""
+    result = some_result()
+    estimated = dataclasses.replace(result, outcomes=(*result.outcomes, Outcome("fa3~", graph_us=times(5))))
+    data = to_json(some_report(estimated))
+    del data["settings"]["layout"], data["settings"]["alone_below_us"], data["results"][0]["case"]["direction"]
+    for outcome in data["results"][0]["outcomes"]:
+        for name in ("alone_us", "clock_mhz", "power_w", "basis"):
+            del outcome[name]
+    report = from_json(data)
+    assert report.settings["layout"] == "BHSD"
+    assert {r.case.direction for r in report.results} == {"forward"}
+    assert all(o.alone_us is None and o.basis is None for r in report.results for o in r.outcomes)
+    text = rendered(report)
+    assert "inputs stored [B, H, S, D]" in text and "by a ratio to cuDNN in an older file of anchors" in text
+
+
+def test_keys_in_a_file_that_do_not_fit() -> None:
+    data = to_json(some_report(some_result()))
+    data["results"][0]["case"]["key_heads"] = 3
+    with pytest.raises(ValueError, match="8 heads are no multiple of 3 key heads"):
+        from_json(data)
+
+
+def test_json_keys_are_documented() -> None:
+    readme = (BENCHMARKS / "README.md").read_text()
+    data = to_json(some_report(some_result()))
+    result = data["results"][0]
+    outcome = result["outcomes"][0]
+    for part in (data, data["settings"], result, result["case"], outcome, outcome["graph_us"]):
+        assert [key for key in part if f"`{key}`" not in readme] == []
+
+
+def test_failed_save_leaves_the_old_file(tmp_path: Path) -> None:
+    path = tmp_path / "run.json"
+    path.write_text("old")
+    report = some_report(some_result())
+    report.environment["device"] = object()
+    with pytest.raises(TypeError):
+        save(report, path)
+    assert path.read_text() == "old" and [p.name for p in tmp_path.iterdir()] == ["run.json"]
+
+
+@pytest.mark.parametrize("data", [[], {}, {"schema": "other/1"}, {"schema": "dhp_safe_fa.bench/1", "environment": {}}])
+def test_other_json_is_refused(data: object) -> None:
+    with pytest.raises(ValueError, match="not a benchmark result"):
+        from_json(data)

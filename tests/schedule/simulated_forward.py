@@ -1,0 +1,48 @@
+"""The forward in the simulator: how it is told its query tiles, and mistakes that must be found."""
+
+from __future__ import annotations
+
+from simulated import Mutation, Simulated
+
+MUTATIONS = (
+    Mutation("load_skipped_never_loads", (("go && u - l->loads_v >= now->key_tiles, l,", "0 && go, l,"),)),
+    Mutation("no_zeros_complete_the_last_pair", (("zeros = next->key_tiles == 0 && !l->loads_v;", "zeros = 0;"),)),
+    Mutation(
+        "finished_without_stage",
+        (
+            ("!is_last_group, FINISHED + pair.index,", "!is_last_group, FINISHED,"),
+            ("== 1 || is_last_group, FINISHED + pair.index,", "== 1 || is_last_group, FINISHED,"),
+        ),
+    ),
+    Mutation(
+        "scored_without_stage",
+        (
+            ("(!is_last_group, SCORED + pair.index,", "(!is_last_group, SCORED,"),
+            ("(is_last_group, SCORED + pair.index,", "(is_last_group, SCORED,"),
+        ),
+    ),
+    Mutation(
+        "no_arrival_for_the_missing_v",
+        (("mbarrier_arrive_expect_tx(load.active && load.loads_v, pairs_full, 0);", ""),),
+    ),
+    Mutation("k_asked_for_twice", (("LOAD_PAIR(!EARLY_K || load.loads_v, t - 1);", "LOAD_PAIR(1, t - 1);"),)),
+    Mutation("early_k_never_asked_for", (("LOAD_PAIR(!load.loads_v, t);", "LOAD_PAIR(0, t);"),)),
+    Mutation(
+        "k_asked_for_before_all_have_scores", (("(is_last_group, SCORED + pair.index,", "(0, SCORED + pair.index,"),)
+    ),
+    Mutation("loads_after_a_time_out", (("load_pair((go) && arrived,", "load_pair((go),"),), time_outs=True),
+    Mutation("rows_not_poisoned", (("poison = arrived ? 0.f : NAN;", "poison = 0.f;"),), time_outs=True),
+)
+
+FORWARD = Simulated(
+    name="forward",
+    scheduled=(
+        ("query_tile now = nth_query_tile(&p, nth);", "query_tile now = scheduled_tile<query_tile>(nth);"),
+        (
+            "const query_tile next = nth_query_tile(&p, ++nth);",
+            "const query_tile next = scheduled_tile<query_tile>(++nth);",
+        ),
+    ),
+    tiles_and_steps=((4, 4), (2, 9)),
+    mutations=MUTATIONS,
+)

@@ -1,0 +1,142 @@
+"""Which query tiles the CTAs of a forward launch get: forward/dealing.cpp asks for all of every CTA, on the host."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from random import Random
+from typing import NamedTuple
+
+import pytest
+from harness import needs_kernels
+from simulated import COMPILER, VIOLATION, Substitution, compile_kernel, families, needs_compiler, run
+from simulated_forward import FORWARD
+
+import dhp_safe_fa
+
+pytestmark = needs_compiler
+
+# The C compiler of the host core, and the library that plans.
+C_COMPILER = shlex.split(os.environ.get("CC", "cc"))
+LIBRARY = Path(dhp_safe_fa.__file__).parent / "libdhp_fa.so"
+
+needs_c = pytest.mark.skipif(
+    shutil.which(C_COMPILER[0]) is None, reason=f"no C compiler: {C_COMPILER[0]} was not found (CC names another)"
+)
+
+
+class Call(NamedTuple):
+    """B, Hq, Hk, Sq, Sk, D of a call in float16, and its mask."""
+
+    batch: int
+    heads: int
+    key_heads: int
+    seqlen_q: int
+    seqlen_k: int
+    head_dim: int
+    is_causal: int
+    causal_offset: int = 0
+
+
+def causal(batch: int, heads: int, key_heads: int, seqlen: int, head_dim: int) -> Call:
+    return Call(batch, heads, key_heads, seqlen, seqlen, head_dim, 1)
+
+
+# How busy the CTAs have to be kept at least. Head groups one after another, each longest first, kept those of the
+# second 55 % busy.
+BUSY = {
+    causal(4, 16, 16, 900, 128): 0.96,
+    causal(4, 8, 8, 2500, 256): 0.95,
+    causal(1, 16, 16, 5001, 256): 0.96,
+    causal(16, 16, 16, 300, 128): 0.96,
+    causal(32, 8, 8, 512, 256): 0.96,
+    causal(32, 32, 32, 512, 64): 0.97,
+    causal(4, 32, 4, 2500, 64): 0.97,
+    causal(2, 32, 32, 8192, 64): 0.98,
+    causal(1, 16, 16, 16384, 128): 0.98,
+    causal(2, 8, 8, 8192, 256): 0.98,
+    causal(1, 1, 1, 200_000, 128): 0.98,
+    causal(1, 8, 8, 512, 64): 0.6,  # one tile for each CTA: nothing to even out
+    # where the diagonal is cut off, a tile and its mirror image are not equally long
+    Call(4, 16, 16, 8192, 8192, 128, 1, -4096): 0.88,
+    Call(1, 8, 8, 16384, 2048, 128, 1, -8192): 0.85,
+}
+
+
+# Three warpgroups at head_dim 64 serve long sequences, which are few among the random ones.
+LONG = [
+    Call(batch, heads, heads // group, seqlen_q, seqlen_k, 64, is_causal, offset)
+    for batch, heads, group in ((1, 16, 1), (3, 40, 4), (1, 24, 8))
+    for seqlen_q, seqlen_k in ((8192, 8192), (12_000, 5001), (5001, 9000))
+    for is_causal, offset in ((0, 0), (1, 0), (1, seqlen_k - seqlen_q), (1, -700))
+]
+
+
+def random_call(random: Random) -> Call:
+    key_heads, group = random.choice([1, 2, 3, 8, 16]), random.choice([1, 1, 2, 4, 8, 11])
+    seqlen_q, seqlen_k = (int(10 ** random.uniform(0, 3.7)) for _ in range(2))
+    offset = random.choice([0, seqlen_k - seqlen_q, random.randint(-2 * seqlen_q, 2 * seqlen_k)])
+    head_dim = random.choice([64, 72, 128, 256])
+    batch = random.choice([1, 2, 5, 32])
+    is_causal = random.randint(0, 1)
+    return Call(batch, key_heads * group, key_heads, seqlen_q, seqlen_k, head_dim, is_causal, is_causal * offset)
+
+
+def deal(folder: Path, kernel: families.Kernel, calls: Sequence[Call], changes: tuple[Substitution, ...]) -> str:
+    """What forward/dealing.cpp says of the calls that are planned for this kernel."""
+    compiled = compile_kernel(FORWARD, kernel, "dealing.cpp", folder, changes)
+    schedule = folder / "schedule.o"
+    source = FORWARD.family.folder / "schedule.c"
+    assert run(*C_COMPILER, "-std=gnu11", "-O2", "-c", source, "-o", schedule).returncode == 0
+    program = folder / "deal"
+    # without the kernel itself, and so without the simulator that it would call
+    options = ["-Wl,--gc-sections", f"-Wl,-rpath,{LIBRARY.parent}"]
+    linked = run(*COMPILER, compiled, schedule, LIBRARY, *options, "-o", program)
+    assert linked.returncode == 0, linked.stderr
+    lines = "".join(" ".join(map(str, call)) + "\n" for call in calls)
+    result = subprocess.run([program], input=lines, capture_output=True, text=True, check=False, timeout=300)
+    assert result.returncode in (0, VIOLATION), f"ended with status {result.returncode}: {result.stderr}"
+    return result.stdout
+
+
+def assert_dealt_well(said: str) -> None:
+    """No violation, and CTAs as busy as BUSY wants, in what `deal` returned."""
+    assert "violation" not in said, said
+    busy = {Call(*map(int, line.split(":")[0].split())): float(line.split(":")[1]) for line in said.splitlines()}
+    assert busy, "none of the calls is planned for this kernel"
+    for call, least in BUSY.items():
+        assert busy.get(call, 1) >= least, call
+
+
+@needs_kernels
+@needs_c
+@pytest.mark.parametrize("kernel", FORWARD.kernels, ids=lambda kernel: kernel.name)
+def test_every_query_tile_is_computed_once(tmp_path: Path, session_seed: int, kernel: families.Kernel) -> None:
+    print(f"to repeat these calls: pytest --seed {session_seed}")
+    random = Random(session_seed)
+    calls = [*BUSY, *LONG, *(random_call(random) for _ in range(2000))]
+    assert_dealt_well(deal(tmp_path, kernel, calls, ()))
+
+
+# Mistakes in the dealing: a tile is left out, or computed twice, or some CTAs have more to do.
+WRONG_DEALS = {
+    "nobody_takes_the_rest": ("p->ordered_rounds + (cta < p->ordered_rest)", "p->ordered_rounds"),
+    "one_of_two_only": ("(whole << p->mirrored) + second", "(whole << p->mirrored)"),
+    "no_mirror_image": ("along_q = second ? shorter :", "along_q = 0 ? shorter :"),
+    "list_begins_early": ("(in_order ? 0 : p->ordered_items)", "0"),
+}
+
+
+@needs_kernels
+@needs_c
+@pytest.mark.parametrize("wrong", WRONG_DEALS.values(), ids=WRONG_DEALS.keys())
+def test_a_wrong_deal_is_found(tmp_path: Path, wrong: Substitution) -> None:
+    # two warpgroups at head_dim 256 serve most of these calls with that head_dim
+    assert_dealt_well(deal(tmp_path, FORWARD.kernels[-1], list(BUSY), ()))
+    said = deal(tmp_path, FORWARD.kernels[-1], list(BUSY), (wrong,))
+    with pytest.raises(AssertionError):
+        assert_dealt_well(said)
