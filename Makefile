@@ -8,7 +8,7 @@ PYTHON3 ?= python3
 TORCH ?= torch==2.13.0
 
 HAS_TORCH := $(shell $(PYTHON3) -c "from importlib.metadata import version; print(tuple(map(int, version('torch').split('.')[:2])) >= (2, 10))" 2>/dev/null)
-HAS_TOOLS := $(shell $(PYTHON3) -c "import importlib.util as u; print(all(map(u.find_spec, 'setuptools pytest hypothesis transformers rich matplotlib numpy'.split())))" 2>/dev/null)
+HAS_TOOLS := $(shell $(PYTHON3) -c "import importlib.util as u; print(all(map(u.find_spec, 'setuptools pytest xdist hypothesis transformers rich matplotlib numpy'.split())))" 2>/dev/null)
 ifeq ($(HAS_TORCH)$(HAS_TOOLS),TrueTrue)
   PYTHON := $(PYTHON3)
 else
@@ -16,10 +16,10 @@ else
   VENV := .venv/ready
 endif
 
-.PHONY: help build cubins test bench gates evidence peers burn sanitize lint format clean
+.PHONY: help build cubins test test-long bench gates evidence peers burn sanitize lint format clean
 
 help: ## list the targets
-	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1|/' | awk -F'|' '{printf "  make %-8s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1|/' | awk -F'|' '{printf "  make %-9s %s\n", $$1, $$2}'
 
 build: $(VENV) ## build the package in place (GPU kernels too if nvcc is found)
 	@$(PYTHON) setup.py --quiet build_ext --inplace
@@ -30,8 +30,11 @@ cubins: $(VENV) ## build only the GPU kernels: build/cubins/, one file each
 bench: build ## measure against torch's attention: on a Hopper GPU if there is one, else on the CPU
 	@$(PYTHON) -m dhp_safe_fa.bench $(ARGS)
 
-test: build ## run the tests
-	@$(PYTHON) -m pytest $(ARGS)
+test: build ## run the tests, on all cores; ARGS="PATH" fewer, ARGS="-m long" those of test-long
+	@$(PYTHON) -m pytest -n auto --dist loadgroup -m "not long" $(ARGS)
+
+test-long: build ## run the tests that take long or need the machine for themselves, one after the other
+	@$(PYTHON) -m pytest -m long $(ARGS)
 
 gates: build ## run the security gates on what was built
 	@$(PYTHON) -m dhp_safe_fa.gates $(or $(ARGS),sass)

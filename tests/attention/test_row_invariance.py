@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -147,15 +148,38 @@ def test_repeats(case: Case, target: Target) -> None:
         assert same_bits(again, out) and same_bits(again_lse, lse)
 
 
-@pytest.mark.parametrize("threads", [1, 2, 3])
-def test_thread_count(rng: torch.Generator, threads: int) -> None:
-    q, k, v = qkv(rng, Target("cpu", torch.float32), 2, 4, 2, SQ, SK, D)
-    out, lse = attend(q, k, v, True)
+@pytest.fixture
+def threads() -> Iterator[Callable[[int], None]]:
+    """Sets torch's number of threads until the test ends."""
     before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    got, got_lse = attend(q, k, v, True)
+    yield torch.set_num_threads
     torch.set_num_threads(before)
-    assert same_bits(got, out) and same_bits(got_lse, lse)
+
+
+# One decoded token, heads that share keys, fewer tiles than threads, and rows of several tiles.
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    ("b", "hq", "hk", "sq", "sk"),
+    [(2, 4, 2, SQ, SK), (1, 8, 1, 1, 900), (1, 1, 1, 40, 300), (3, 5, 5, 129, 65), (1, 2, 2, 700, 300)],
+)
+def test_thread_count(
+    rng: torch.Generator,
+    threads: Callable[[int], None],
+    dtype: torch.dtype,
+    b: int,
+    hq: int,
+    hk: int,
+    sq: int,
+    sk: int,
+) -> None:
+    q, k, v = qkv(rng, Target("cpu", dtype), b, hq, hk, sq, sk, D)
+    for is_causal in (False, True):
+        threads(1)
+        out, lse = attend(q, k, v, is_causal)
+        for count in (2, 3, 8):
+            threads(count)
+            got, got_lse = attend(q, k, v, is_causal)
+            assert same_bits(got, out) and same_bits(got_lse, lse), f"{count} threads"
 
 
 def test_concurrent_callers(target: Target, rng: torch.Generator) -> None:

@@ -18,7 +18,7 @@ from dhp_safe_fa.burn.builds.library import HEADER, LIBRARY, Library
 from dhp_safe_fa.burn.measuring import blocks, chip, profiling
 from dhp_safe_fa.gates import registry
 
-pytestmark = needs_hopper
+pytestmark = [needs_hopper, pytest.mark.long]
 
 CASES = [Case(4, 16, 1024, 64, False, "float16"), Case(4, 16, 4096, 128, True, "float16")]
 PASSED = dict.fromkeys(registry.NAMES, "PASS")

@@ -324,6 +324,7 @@ LEAK = "  if (p->lse) p->lse[(unsigned)(int)s[0] & 127u] = 0.f;\n"
 BEFORE = "  if (masked) { /* a compile-time constant at every call */\n"
 
 
+@pytest.mark.long
 def test_a_planted_leak_is_rejected_before_it_is_timed(tmp_path: Path) -> None:
     """A copy of the sources with a leak in its softmax goes through build, gate and log as a user's change would."""
     if controls.find_nvcc() is None:

@@ -51,20 +51,14 @@ def knows(option: str) -> bool:
     return subprocess.run(command, capture_output=True, check=False).returncode == 0
 
 
-def build(program: Path, sources: Sequence[Path], *options: str) -> Path:
-    command = [
-        *COMPILER,
-        *FLAGS,
-        *map(str, [*sources, *SHARED, *CORE]),
-        *options,
-        "-lm",
-        "-lpthread",
-        "-o",
-        str(program),
-    ]
+def compile_c(target: Path, sources: Sequence[Path], *options: str) -> Path:
+    """A program, or with `-c` an object."""
+    command = [*COMPILER, *FLAGS, *options, *map(str, sources), "-o", str(target)]
+    if "-c" not in options:
+        command += ["-lm", "-lpthread"]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     assert result.returncode == 0, f"{shlex.join(command)}\n{result.stderr}"
-    return program
+    return target
 
 
 def run(*command: str | Path) -> subprocess.CompletedProcess[str]:
@@ -73,23 +67,36 @@ def run(*command: str | Path) -> subprocess.CompletedProcess[str]:
     return result
 
 
+@pytest.fixture(scope="module")
+def core(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Objects of the core and of what the programs share, compiled as they are shipped: -O3."""
+    folder = tmp_path_factory.mktemp("core")
+    return [compile_c(folder / f"{source.stem}.o", [source], "-O3", "-c") for source in [*SHARED, *CORE]]
+
+
+def test_values(core: list[Path], tmp_path: Path, session_seed: int) -> None:
+    program = compile_c(tmp_path / "test_cpu", [*sorted(C.glob("test_*.c")), *core], "-O3", *WRAPPED)
+    assert run(program, str(session_seed)).returncode == 0
+
+
 @pytest.mark.parametrize(
     "options",
-    [["-O3"], ["-O3", "-ffp-contract=fast", TAKEN_APART], ["-O2", *SANITIZERS]],
-    ids=["O3", "taken-apart", "sanitized"],
+    [["-O3", "-ffp-contract=fast", TAKEN_APART], ["-O2", *SANITIZERS]],
+    ids=["taken-apart", "sanitized"],
 )
-def test_values(tmp_path: Path, session_seed: int, options: list[str]) -> None:
+def test_values_of_other_builds(tmp_path: Path, session_seed: int, options: list[str]) -> None:
     if TAKEN_APART in options and not knows(TAKEN_APART):
         pytest.skip(f"{COMPILER[0]} does not know {TAKEN_APART}")
-    program = build(tmp_path / "test_cpu", sorted(C.glob("test_*.c")), *options, *WRAPPED)
+    sources = [*sorted(C.glob("test_*.c")), *SHARED, *CORE]
+    program = compile_c(tmp_path / "test_cpu", sources, *options, *WRAPPED)
     assert run(program, str(session_seed)).returncode == 0
 
 
 @pytest.fixture(scope="module")
-def ctgrind(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def ctgrind(core: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
     if shutil.which("valgrind") is None:
         pytest.skip("valgrind is not installed")
-    return build(tmp_path_factory.mktemp("ctgrind") / "ctgrind", [C / "ctgrind.c"], "-O3")
+    return compile_c(tmp_path_factory.mktemp("ctgrind") / "ctgrind", [C / "ctgrind.c", *core], "-O3")
 
 
 def test_no_branch_or_address_depends_on_a_secret(ctgrind: Path) -> None:
@@ -106,8 +113,9 @@ def test_valgrind_reports_a_planted_leak(ctgrind: Path, leak: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def steptrace(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    program = build(tmp_path_factory.mktemp("steptrace") / "steptrace", [C / "steptrace.c"], "-O3", "-Wl,-z,now")
+def steptrace(core: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    sources = [C / "steptrace.c", *core]
+    program = compile_c(tmp_path_factory.mktemp("steptrace") / "steptrace", sources, "-O3", "-Wl,-z,now")
     if run(program, "planted-branch").returncode == PTRACE_NOT_PERMITTED:
         pytest.skip("ptrace is not permitted, or this is not an x86-64 CPU")
     return program
@@ -138,15 +146,15 @@ def gcov() -> str:
     return tool or "gcov"
 
 
-def never_executed(folder: Path, program: Path, kernel: str, *arguments: str) -> list[str]:
+def never_executed(program: Path, kernel: str, *arguments: str) -> list[str]:
     """Lines of the kernel's sources that this run of the program leaves out, and branches that go one way alone."""
-    for counts in folder.glob("*.gcda"):
-        counts.unlink()
+    for old in program.parent.glob("*.gcda"):
+        old.unlink()
     status = run(program, kernel, *arguments).returncode
     if status == NO_SUCH_KERNEL:
         pytest.skip(f"this CPU does not run the kernel {kernel}")
     assert status == 0
-    counts = str(next(folder.glob(f"*tile_{kernel}.gcda")))
+    counts = str(next(program.parent.glob(f"*tile_{kernel}.gcda")))
     command = [gcov(), "--json-format", "--branch-probabilities", "--stdout", counts]
     report = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
     sources = [file for file in report["files"] if Path(file["file"]).resolve().is_relative_to(ROOT / "csrc")]
@@ -159,11 +167,17 @@ def never_executed(folder: Path, program: Path, kernel: str, *arguments: str) ->
     ]
 
 
-@pytest.mark.parametrize("kernel", ["avx512", "avx2", "baseline"])
-def test_cases_of_secrecy_execute_the_whole_kernel(tmp_path: Path, kernel: str) -> None:
-    """Code that no case executes would pass both tests of secrecy unseen."""
+@pytest.fixture(scope="module")
+def counted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The program that counts; its counts lie beside it."""
     gcov()
-    program = build(tmp_path / "secrecy_coverage", [C / "secrecy_coverage.c"], *COUNTED)
-    assert never_executed(tmp_path, program, kernel) == []
-    left_out = never_executed(tmp_path, program, kernel, "first")
+    program = tmp_path_factory.mktemp("counted") / "secrecy_coverage"
+    return compile_c(program, [C / "secrecy_coverage.c", *SHARED, *CORE], *COUNTED)
+
+
+@pytest.mark.parametrize("kernel", ["avx512", "avx2", "baseline"])
+def test_cases_of_secrecy_execute_the_whole_kernel(counted: Path, kernel: str) -> None:
+    """Code that no case executes would pass both tests of secrecy unseen."""
+    assert never_executed(counted, kernel) == []
+    left_out = never_executed(counted, kernel, "first")
     assert any(line.startswith("tile_values.h") for line in left_out), "one case alone cannot execute everything"

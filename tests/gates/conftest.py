@@ -7,10 +7,6 @@ import pytest
 from dhp_safe_fa.gates import controls, subjects, tools
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "gates: runs a security gate on the shipped kernels")
-
-
 @pytest.fixture(scope="session")
 def nvdisasm() -> None:
     """Skips where there is no disassembler, with the cause."""

@@ -12,6 +12,7 @@ from dhp_safe_fa.gates.verdict import NOT_RUN, PASS
 
 
 @pytest.mark.gates
+@pytest.mark.long
 @pytest.mark.parametrize("gate", registry.EXECUTING)
 def test_shipped_kernels_pass(gate: str, tmp_path: Path) -> None:
     file = tmp_path / "results.json"

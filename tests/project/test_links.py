@@ -15,8 +15,8 @@ CODE = re.compile(r"`([^`\n]+)`")
 PATH = re.compile(r"(?:csrc|dhp_safe_fa|tests|docs|benchmarks|audits|\.ci)/[\w./*-]*")
 # Written by runs on a Hopper GPU: a checkout whose kernels were not measured has none.
 MEASURED = {f"audits/{name}" for name in ("evidence.json", "peers.md", "iterations.jsonl", "iterations.png")}
-MAKE = re.compile(r"(?:^    |`)make ([a-z]+)", re.MULTILINE)
-TARGET = re.compile(r"^([a-z]+):", re.MULTILINE)
+MAKE = re.compile(r"(?:^    |`)make ([a-z-]+)", re.MULTILINE)
+TARGET = re.compile(r"^([a-z-]+):", re.MULTILINE)
 
 
 def anchors(document: Path) -> set[str]:
@@ -58,6 +58,7 @@ def test_what_a_document_names_exists(document: Path) -> None:
         ("[a](#nothing)", ["link #nothing: no such heading"]),
         ("`csrc/nothing.c`", ["file csrc/nothing.c"]),
         ("    make nothing", ["make nothing"]),
+        ("    make test-short", ["make test-short"]),
     ],
 )
 def test_a_broken_name_is_found(text: str, wrong: list[str]) -> None:

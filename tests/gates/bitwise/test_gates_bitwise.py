@@ -288,6 +288,7 @@ def test_memory_that_was_not_poisoned_is_noticed(gpu: None) -> None:
         memory.check([before])
 
 
+@pytest.mark.long
 def test_the_load_runs_beside(gpu: None) -> None:
     load = bitwise_load.Load()
     x = torch.zeros(2**26, device="cuda")

@@ -411,6 +411,7 @@ def test_another_gpu_is_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
 # ---- on the GPU ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_the_clock_sees_twice_the_work(gpu: None) -> None:
     buffer = torch.zeros(1, dtype=torch.int64, device="cuda")
     big = torch.zeros(2**22, device="cuda")
