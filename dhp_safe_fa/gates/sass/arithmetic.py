@@ -12,7 +12,7 @@ from .parts import locations, take
 from .widths import widths
 
 # Votes, reductions and R2UR take part only in the lanes where their guard holds; these read others too.
-_CROSS_LANES = {"SHFL", "HMMA", "IMMA", "DMMA", "BMMA", "MOVM"}
+_CROSS_LANES = {"SHFL", "HMMA", "QMMA", "IMMA", "DMMA", "BMMA", "MOVM"}
 _MUST_NOT_READ = re.compile(r"SR_(CLOCK\w*|GLOBALTIMER\w*|PM\w*|SNAPSHOT\w*)")
 _PUBLIC_SPECIAL = re.compile(
     r"SRZ|SR_(TID(\.[XYZ])?|CTAID(\.[XYZ])?|NTID|NCTAID|LANEID|LTMASK|LEMASK|EQMASK|GTMASK|GEMASK|VIRTID|VIRTCFG|"
@@ -34,8 +34,9 @@ def alu(base: str, modifiers: list[str], operands: list[Operand], name: str) -> 
     registers = 0
     for source in sources:
         if source.register and source.kind in ("R", "UR"):
-            width = source_widths[registers] if registers < len(source_widths) else 1
-            flows += source.register.locations(2 if ".64" in source.register.suffix else width)
+            if source_widths is not None and registers >= len(source_widths):
+                raise UnknownInstruction(name)
+            flows += source.register.locations(1 if source_widths is None else source_widths[registers])
         else:
             flows += locations([source])
         registers += source.kind in ("R", "UR", "imm", "mem")
@@ -73,7 +74,12 @@ def alu(base: str, modifiers: list[str], operands: list[Operand], name: str) -> 
 
 
 def predicates(base: str, operands: list[Operand], name: str) -> Effects:
-    """P2R R, PR, R, mask (UP2UR for uniform ones) and R2P PR, R, mask move the predicates of the mask."""
+    """P2R R, PR, R, mask (UP2UR for uniform ones) and R2P PR, R, mask move the predicates of the mask; UR2UP UPR, UR
+    moves them all."""
+    if base == "UR2UP":
+        if [o.kind for o in operands] != ["UPR", "UR"]:
+            raise UnknownInstruction(name)
+        return Effects(tuple(range(UP, UP + 7)), locations(operands[1:]))
     mask = operands[-1].value if operands else None
     file, first = ("UPR", UP) if base == "UP2UR" else ("PR", P)
     if mask is None or not any(o.kind == file for o in operands):

@@ -13,7 +13,8 @@ _SINK_OF_TRANSFER = {"BRX": INDIRECT, "BRXU": INDIRECT, "JMX": INDIRECT, "JMXU":
 def transfer(base: str, operands: list[Operand], guard: int | None) -> Effects:
     """Control transfers and convergence: guard, target register (a pair) and predicate operands all steer."""
     if base in words_of(CONVERGE):
-        return Effects(locations(operands[:1]) if base == "BSSY" else (), guard_kind=GUARDED_BARRIER)
+        masks = ((GUARDED_BARRIER, locations(o for o in operands if o.kind == "P")),)  # of BREAK: who leaves
+        return Effects(locations(operands[:1]) if base == "BSSY" else (), sinks=masks, guard_kind=GUARDED_BARRIER)
     width = 2 if base in _SINK_OF_TRANSFER else 1
     steers = tuple(
         x for o in operands if o.register and o.kind != "B" for x in o.register.locations(width if "R" in o.kind else 1)

@@ -12,7 +12,7 @@ from functools import cache
 
 from . import arithmetic, control, memory
 from .effect import BARRIER, CALL, GUARDED_BARRIER, Effects, Frame
-from .opcodes import BARRIERS, BULK, CONTROL, CONVERGE, GLOBAL, GMMA, KNOWN, SHARED, SLOTS, TEXTURE, TRANSFER, words_of
+from .opcodes import BARRIERS, BULK, CONTROL, CONVERGE, GLOBAL, GMMA, SHARED, SLOTS, TEXTURE, TRANSFER, check, words_of
 from .operands import BARRIER_RESULT, UP, Operand, P, UnknownInstruction, parse, split
 from .parts import locations
 
@@ -24,8 +24,7 @@ def effects(opcode: str, operands: str, guard: str) -> Effects:
     """Effects of ``opcode operands`` under ``guard`` ("", "P0", "!UP3"). UnknownInstruction names what is not known."""
     base, *modifiers = opcode.split(".")
     name = f"{opcode} {operands}".strip()
-    if base not in KNOWN:
-        raise UnknownInstruction(opcode)
+    check(opcode)
     try:
         parsed = [parse(part) for part in split(operands)]
     except UnknownInstruction as error:
@@ -50,7 +49,7 @@ def _effects(base: str, modifiers: list[str], operands: list[Operand], name: str
         return memory.constant(base, modifiers, operands, name)
     if base in ("LDL", "STL"):
         return memory.local(base, modifiers, operands, name)
-    if base in ("P2R", "UP2UR", "R2P"):
+    if base in ("P2R", "UP2UR", "R2P", "UR2UP"):
         return arithmetic.predicates(base, operands, name)
     if base in SLOTS:
         return arithmetic.alu(base, modifiers, operands, name)
@@ -58,10 +57,12 @@ def _effects(base: str, modifiers: list[str], operands: list[Operand], name: str
         return memory.syncs(modifiers, operands, name)
     if base == "LDGSTS" or base in words_of(GLOBAL) or base in words_of(SHARED):
         return memory.access(base, modifiers, operands, name)
+    if base in ("SULD", "SUST", "SURED"):
+        return memory.surface(base, modifiers, operands, name)
     if base in words_of(TEXTURE):
-        return memory.texture(operands)
+        return memory.texture(base, modifiers, operands, name)
     if base in words_of(GMMA):
-        return memory.gmma(modifiers, operands, name)
+        return memory.gmma(base, modifiers, operands, name)
     if base in words_of(BULK):
         return memory.bulk(base, modifiers, operands, name)
     if base == "B2R":

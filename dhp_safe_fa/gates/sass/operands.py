@@ -18,6 +18,14 @@ LOCAL_ANY = 353  # something secret was stored in local memory where the analysi
 FILES = {"R": (R, 255), "UR": (UR, 63), "P": (P, 7), "UP": (UP, 7), "B": (B, 16)}
 
 _REGISTER = re.compile(r"(UR|UP|R|P|B)(\d+|Z|T)((?:\.\w+)*)")
+# What may stand behind a register or a memory operand. Only .64 (a pair) and .U32 (of an address: no pair) say anything
+# about widths; the others choose parts of a register, or are hints.
+_SUFFIXES = {
+    *("reuse", "64", "U32", "X4", "X8", "X16", "H0", "H1", "H0_H0", "H1_H1", "B0", "B1", "B2", "B3"),
+    *("ROW", "COL", "SIGN", "tnspA", "tnspB", "negA", "negB"),
+}
+_TERM = r"(?:-?0x[0-9a-f]+|(?:UR|R)(?:\d+|Z)(?:\.\w+)*)"
+_INSIDE = re.compile(rf"(?:{_TERM}(?:\+{_TERM})*)?")
 _DECORATED = re.compile(r"([-+~!|]*)(UR|UP|R|P|B)(\d+|Z|T)((?:\.\w+)*)\|?((?:\.\w+)*)")
 _NUMBER = re.compile(r"[-+]?(0x[0-9a-f]+|\d+(\.\d*)?(e[-+]?\d+)?|INF|QNAN|SNAN)", re.IGNORECASE)
 
@@ -67,6 +75,10 @@ def location_name(location: int) -> str:
 
 
 def _register(file: str, number: str, suffix: str) -> Register:
+    """UnknownInstruction if one of the suffixes is not known."""
+    left = [part for part in suffix.split(".") if part and part not in _SUFFIXES]
+    if left:
+        raise UnknownInstruction(f"{file}{number}{suffix}")
     return Register(file, -1 if number in "ZT" else int(number), suffix)
 
 
@@ -85,15 +97,19 @@ def split(text: str) -> list[str]:
 
 def parse(text: str) -> Operand:
     """One operand. UnknownInstruction if it is of no form that is known."""
+    text = text.replace("] [", "][")  # as constants of packed halves are printed
     match = _DECORATED.fullmatch(text)
     if match:
         marks, file, number, suffix, outer = match.groups()
         return Operand(file, text, _register(file, number, suffix + outer), "!" in marks)
     if "[" in text:
-        match = re.fullmatch(r"[-+~|]*([a-z]*)((?:\[[^\]]*\])+)\|?((?:\.\w+)*)", text)
+        match = re.fullmatch(r"[-+~|]*([a-z]*)((?:\[[^\]]*\])+)\|?((?:\.\w+)*)\|?", text)
         if not match or match[1] not in ("", "desc", "gdesc", "c", "cx"):
             raise UnknownInstruction(text)
         inside = re.findall(r"\[([^\]]*)\]", match[2])
+        left = [part for part in match[3].split(".") if part and part not in _SUFFIXES]
+        if left or not all(_INSIDE.fullmatch(part) for part in inside):
+            raise UnknownInstruction(text)
         registers = tuple(tuple(_register(*m.groups()) for m in _REGISTER.finditer(part)) for part in inside)
         constant = re.search(r"(?:^|[+])(-?0x[0-9a-f]+)$", inside[-1])
         offset = int(constant[1], 16) if constant else 0
