@@ -22,7 +22,7 @@ def test_a_gate_is_what_the_list_says(gate: registry.Gate) -> None:
 
 
 def test_what_needs_no_gpu_runs_first() -> None:
-    """`gates all` and an iteration of the kernel rely on it: what can be told anywhere is told before a GPU is asked."""
+    """`gates all` and the burn loop rely on it: what can be told anywhere is told before a GPU is asked for."""
     assert [gate.executes for gate in registry.GATES] == sorted(gate.executes for gate in registry.GATES)
 
 
