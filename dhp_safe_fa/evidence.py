@@ -87,6 +87,14 @@ class Evidence:
         changed = [part for part in took_part if now[part] not in (None, self.digests.get(part))]
         return [f"{_WORDS.get(part, part)} changed since" for part in changed]
 
+    def changes(self, now: Mapping[str, str | None]) -> list[str]:
+        """What is another now than it was, each with the gates in whose verdicts it took part."""
+        gates_of: dict[str, list[str]] = {}
+        for gate in GATES:
+            for change in self.outdated(gate, now):
+                gates_of.setdefault(change, []).append(gate)
+        return [f"{change} ({', '.join(gates)})" for change, gates in gates_of.items()]
+
     def where(self) -> str:
         """GPU, driver, day and commit in a few words, and which gates were quick."""
         known = self.environment
@@ -131,11 +139,7 @@ def compare(evidence: Evidence, kernels: Mapping[str, str], now: Mapping[str, st
     """What evidence says of these kernels, name to SHA-256. now: the digests of what takes part (``parts.here()``)."""
     if not kernels:
         return Status(NONE, ("this build holds no GPU kernel",))
-    gates_of: dict[str, list[str]] = {}
-    for gate in GATES:
-        for change in evidence.outdated(gate, now):
-            gates_of.setdefault(change, []).append(gate)
-    reasons = [f"{change} ({', '.join(gates)})" for change, gates in gates_of.items()]
+    reasons = evidence.changes(now)
     for name, sha256 in kernels.items():
         if name not in evidence.kernels:
             reasons.append(f"{name}: the evidence does not name this kernel")

@@ -61,17 +61,19 @@ def _parser() -> argparse.ArgumentParser:
         extent.add_argument("--full", action="store_true", help="all repeats (default)")
         return gate, what
 
-    every, _ = add("all", f"all {len(GATES)}, and one JSON object")
+    takes_policy = []
     for gate in GATES:
         one, what = add(gate.name, f"{gate.purpose}; needs a Hopper GPU" if gate.executes else gate.purpose)
         if not gate.executes:
             what.add_argument("--cubin", metavar="FILE", type=Path, nargs="+", action="extend", help="anybody's cubins")
             what.add_argument("--library", metavar="FILE", type=Path, help="every cubin inside a library or executable")
         if "policy" in gate.needs:
-            for takes in (one, every):
-                takes.add_argument("--policy", metavar="FILE", type=Path, help="default: audits/sass_policy.json")
+            takes_policy.append(one)
         if gate.draws:
             one.add_argument("--plot", metavar="FILE", type=Path, help="draw the distributions there")
+    every, _ = add("all", f"all {len(GATES)}, and one JSON object")
+    for parser_of_one in (*takes_policy, every):
+        parser_of_one.add_argument("--policy", metavar="FILE", type=Path, help="default: audits/sass_policy.json")
     commands.add_commands(gates)
     return parser
 

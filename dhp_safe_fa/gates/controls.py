@@ -71,11 +71,15 @@ class Controls:
     executing: dict[str, dict[str, str]] = field(default_factory=dict)
 
     def expected_of(self, gate: str) -> dict[str, str]:
-        """Name to caught, blind or may, for one gate that executes the kernels. ControlError if one does not say."""
+        """Name to caught, blind or may, for one gate that executes the kernels. ControlError if one does not say, or if
+        the gate has to catch none: nothing would show that it can fail."""
         missing = [name for name in self.expects if gate not in self.executing.get(name, {})]
         if missing or not self.expects:
             raise ControlError(f"controls that do not say what {gate} sees: {', '.join(missing) or 'there are none'}")
-        return {name: self.executing[name][gate] for name in self.expects}
+        expected = {name: self.executing[name][gate] for name in self.expects}
+        if CAUGHT not in expected.values():
+            raise ControlError(f"no control has to be caught by {gate}: nothing would show that it can fail")
+        return expected
 
 
 @dataclass(frozen=True)

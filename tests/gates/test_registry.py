@@ -21,6 +21,11 @@ def test_a_gate_is_what_the_list_says(gate: registry.Gate) -> None:
     assert set(gate.needs) <= parts.here().keys()
 
 
+def test_what_needs_no_gpu_runs_first() -> None:
+    """`gates all` and the burn loop rely on it: what can be told anywhere is told before a GPU is asked for."""
+    assert [gate.executes for gate in registry.GATES] == sorted(gate.executes for gate in registry.GATES)
+
+
 def test_every_contract_rests_on_one_gate_and_has_its_row() -> None:
     contracts = [contract for gate in registry.GATES for contract in gate.contracts]
     assert len(set(contracts)) == len(contracts) and registry.BINDING not in contracts

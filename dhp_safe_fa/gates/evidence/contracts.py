@@ -52,9 +52,10 @@ def line(evidence: Evidence | None, kernels: Mapping[str, str], now: Now) -> str
     versions = f"CUDA {known.get('cuda')}, nvcc {known.get('nvcc')}, torch {known.get('torch')}"
     where = f"`audits/evidence.json`, measured on {evidence.where()}, {versions}"
     if status.state == STALE:
-        more = len(status.reasons) - 1
-        others = f", and {more} more reasons (`gates status` lists them)" if more else ""
-        return f"Evidence: **stale**: {status.reasons[0]}{others}. {where}."
+        changes = evidence.changes(now)
+        others = len(status.reasons) - len(changes)
+        why = [*changes, *([f"about single kernels: {others} (`gates status` lists all)"] if others else [])]
+        return f"Evidence: **stale**: {'; '.join(why)}. {where}."
     return f"Evidence: **fresh** for kernels built with the same nvcc: {where}."
 
 

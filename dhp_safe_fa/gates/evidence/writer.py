@@ -48,6 +48,8 @@ def require_clean_build(kernels: dict[str, str], dirty: bool | None, built: str)
         raise Refused("this build holds no GPU kernel: build it where nvcc is")
     if dirty:
         raise Refused(f"sources differ from the commit ({', '.join(SOURCES)}): commit them first, then build")
+    if not (ROOT / "setup.py").exists():
+        raise Refused("an installed package has no sources for evidence to be bound to: use a checkout")
     if parts.of_sources(ROOT)["all"] != built:
         raise Refused("csrc/ or setup.py have changed since the library was built from them: run `make build`")
     for name, sha256 in kernels.items():

@@ -158,6 +158,13 @@ def test_each_part_makes_its_gates_stale(part: str, words: str, gates: tuple[str
     assert f"Evidence: **stale**: {words} changed since" in contracts.line(known, HELD, now)
 
 
+def test_readme_names_every_part_and_counts_the_kernels(tmp_path: Path) -> None:
+    known = loaded(some_content(), tmp_path)
+    said = contracts.line(known, {**HELD, "def": "e" * 64}, {**NOW, "launch": "x", "gate timing": "x"})
+    assert "launch path changed since (counters, bitwise, timing); gate timing changed since (timing)" in said
+    assert "about single kernels: 1" in said
+
+
 def test_what_is_not_here_is_said_and_not_compared(tmp_path: Path) -> None:
     status = evidence.compare(loaded(some_content(), tmp_path), HELD, {**NOW, "controls": None})
     assert status.state == "fresh" and status.not_compared == ("controls",)

@@ -195,6 +195,12 @@ def test_other_builds_are_refused(
         require_clean_build(kernels, dirty, parts.of_sources(evidence_writer.ROOT)["all"])
 
 
+def test_an_installed_package_is_refused(build: dict[str, str]) -> None:
+    (evidence_writer.ROOT / "setup.py").unlink()
+    with pytest.raises(Refused, match="use a checkout"):
+        require_clean_build(build, None, "a digest")
+
+
 def test_uncommitted_sources_are_refused(build: dict[str, str]) -> None:
     with pytest.raises(Refused, match="sources differ from the commit"):
         require_clean_build(build, True, parts.of_sources(evidence_writer.ROOT)["all"])

@@ -48,6 +48,9 @@ def test_every_gate_catches_something_and_is_blind_to_something(planted: control
 def test_a_gate_that_no_header_speaks_of(planted: controls.Controls) -> None:
     with pytest.raises(controls.ControlError, match=r"what odour sees: .*loop_bound"):
         planted.expected_of("odour")
+    nothing = controls.Controls({"a": "branch"}, [], {"a": {"odour": controls.MAY}})
+    with pytest.raises(controls.ControlError, match="no control has to be caught by odour"):
+        nothing.expected_of("odour")
     with pytest.raises(controls.ControlError, match="there are none"):
         controls.Controls({}, []).expected_of("counters")
 
