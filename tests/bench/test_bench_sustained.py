@@ -129,7 +129,8 @@ def test_turns_without_a_meter(gpu: FakeGpu) -> None:
     lineup = [kernel(gpu, "ours", 100.0), Candidate("peer", fails)]
     result = measure_sustained(case(), lineup, SETTINGS, torch.Generator(), None)
     ours, peer = result.outcomes
-    assert ours.graph_us and ours.clock_mhz is None and ours.power_w is None
+    assert ours.graph_us and ours.graph_us.median == pytest.approx(100.0)
+    assert ours.clock_mhz is None and ours.power_w is None
     assert peer.us is None and peer.reason is not None and "cannot be captured" in peer.reason
 
 
