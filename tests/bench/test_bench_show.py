@@ -40,7 +40,7 @@ def test_the_summary_keeps_estimates_apart() -> None:
         some_result(case), outcomes=(*some_result().outcomes, Outcome("fa3~", graph_us=times(5), basis="a ratio"))
     )
     measured, estimate, both = summary(some_report(estimated, some_result()))
-    assert measured.startswith("Against the best of what was measured here (FlashAttention-2, cuDNN, efficient, math)")
+    assert measured.startswith("Against the best of what was measured here (flash, cudnn, efficient, math)")
     assert "geometric mean 0.80 × over 2 cases, lowest 0.80 ×" in measured and "slower in 2" in measured
     assert estimate.startswith("Against FlashAttention-3, estimated and not measured: geometric mean 0.50 × over 1 ")
     assert "lowest 0.50 × (2,32,8192,64:full:float16)" in estimate

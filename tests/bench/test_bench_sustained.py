@@ -179,7 +179,7 @@ def test_sustained_without_nvml_says_so(
     assert "nvidia-ml-py" in captured.err and "nvidia-ml-py" in captured.out
     report = load(path)
     assert len(report.results) == 13 and lineups[0] == ["ours", "cudnn"]
-    assert report.settings["sustained_s"] == 1.0 and report.settings["layout"] == "BSHD"
+    assert report.settings["sustained_s"] == 1.0 and report.layout == "BSHD"
     assert all(o.clock_mhz is None for r in report.results for o in r.outcomes)
     assert "fa3~" not in captured.out, "a sustained run has no estimates"
 

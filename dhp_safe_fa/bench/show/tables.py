@@ -54,7 +54,7 @@ def headline(report: Report) -> str:
         parts.append("inputs rotate beyond L2" if settings.get("cold") else "inputs stay in place (L2 is warm)")
     if env.get("threads"):
         parts.append(f"{env['threads']} threads")
-    parts.append(f"inputs stored \\[{', '.join(settings['layout'])}]")  # rich would take a bare [ for markup
+    parts.append(f"inputs stored \\[{', '.join(report.layout)}]")  # rich would take a bare [ for markup
     commit = f"commit {env['commit'][:12]}{' + changes' if env['dirty'] else ''}" if env["commit"] else "no commit"
     if "sustained_s" in settings:
         rounds = f"{settings['rounds']} turns of {settings['sustained_s']:g} s"
