@@ -26,28 +26,36 @@ def of_checkout(direction: str) -> Path | None:
 
 
 def load(path: Path) -> dict[Case, float]:
-    """FlashAttention-3's time by cuDNN's, for every case of the table.
-
-    The CSV file has a row per case: batch, heads, key_heads, seqlen_q, seqlen_k, head_dim, mask (full, causal),
-    sdpa_cudnn_tflops, fa3_tflops; other columns are ignored. The dtype is bfloat16.
+    """FlashAttention-3's time by cuDNN's, for every case of the table; see ``parse``.
 
     Raises:
         OSError: the file cannot be read.
         ValueError: names the file and the line that is not so.
     """
+    return parse(path.read_text(encoding="utf-8"), str(path))
+
+
+def parse(text: str, origin: str) -> dict[Case, float]:
+    """The same of a table's text. origin: what errors call it.
+
+    A row per case: batch, heads, key_heads, seqlen_q, seqlen_k, head_dim, mask (full, causal), sdpa_cudnn_tflops,
+    fa3_tflops; other columns are ignored. The dtype is bfloat16. The project's history has an older form, with dtype,
+    and seqlen for all lengths.
+    """
     factors: dict[Case, float] = {}
-    with path.open(newline="", encoding="utf-8") as file:
-        rows = csv.DictReader(file)
-        try:
-            for row in rows:
-                batch, heads, seqlen, head_dim = (int(row[c]) for c in ("batch", "heads", "seqlen_q", "head_dim"))
-                keys = int(row["key_heads"]), int(row["seqlen_k"])
-                case = Case(batch, heads, seqlen, head_dim, MASKS[row["mask"]], DTYPE, *keys)
-                factors[case] = float(row["sdpa_cudnn_tflops"]) / float(row["fa3_tflops"])
-        except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
-            raise ValueError(f"{path}, line {rows.line_num}: not a row of anchors ({error!r})") from error
+    rows = csv.DictReader(text.splitlines())
+    try:
+        for row in rows:
+            older = "dtype" in row
+            batch, heads, head_dim = (int(row[name]) for name in ("batch", "heads", "head_dim"))
+            seqlen = int(row["seqlen" if older else "seqlen_q"])
+            keys = (None, None) if older else (int(row["key_heads"]), int(row["seqlen_k"]))
+            case = Case(batch, heads, seqlen, head_dim, MASKS[row["mask"]], row.get("dtype", DTYPE), *keys)
+            factors[case] = float(row["sdpa_cudnn_tflops"]) / float(row["fa3_tflops"])
+    except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
+        raise ValueError(f"{origin}, line {rows.line_num}: not a row of anchors ({error!r})") from error
     if not factors:
-        raise ValueError(f"{path}: no rows of anchors")
+        raise ValueError(f"{origin}: no rows of anchors")
     return factors
 
 
@@ -61,9 +69,10 @@ def with_estimate(result: Result, factors: dict[Case, float]) -> Result:
     if not factors or (fa3 and fa3.us):
         return result
     measured = tuple(o for o in result.outcomes if o.name != ESTIMATE)
-    factor = factors.get(replace(result.case, dtype=DTYPE))
+    of_dtype = result.case if result.case in factors else replace(result.case, dtype=DTYPE)
+    factor = factors.get(of_dtype)
     if result.case.dtype not in ESTIMATED_DTYPES or cudnn is None or cudnn.graph_us is None or factor is None:
         return replace(result, outcomes=measured)
-    basis = f"cuDNN's time here × {factor:.3f}, which is their ratio in {DTYPE} in the anchors"
+    basis = f"cuDNN's time here × {factor:.3f}, which is their ratio in {of_dtype.dtype} in the anchors"
     estimate = Outcome(ESTIMATE, graph_us=cudnn.graph_us.scaled(factor), basis=basis)
     return replace(result, outcomes=(*measured, estimate))

@@ -149,6 +149,11 @@ class Report:
     notes: list[str] = field(default_factory=list)
 
     @property
+    def layout(self) -> str:
+        """How the inputs were stored, one of cases.LAYOUTS."""
+        return str(self.settings.get("layout", UNRECORDED_LAYOUT))
+
+    @property
     def wrong(self) -> bool:
         return any(r.wrong for r in self.results)
 
@@ -204,7 +209,7 @@ def from_json(data: Any) -> Report:
     try:
         return Report(
             environment=data["environment"],
-            settings={"layout": UNRECORDED_LAYOUT, **data["settings"]},
+            settings=data["settings"],
             results=[
                 Result(
                     case=_case(row["case"]),

@@ -69,9 +69,11 @@ class FakeGpu:
 
         @contextmanager
         def capture(graph: Graph) -> Iterator[None]:
-            gpu.captured = []
-            yield
-            graph.kernels, gpu.captured = gpu.captured, None
+            gpu.captured = graph.kernels = []
+            try:
+                yield
+            finally:
+                gpu.captured = None
 
         for name, fake in {"CUDAGraph": Graph, "graph": capture, "Event": Event, "synchronize": gpu.wait}.items():
             monkeypatch.setattr(torch.cuda, name, fake)

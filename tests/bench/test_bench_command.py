@@ -22,7 +22,7 @@ def test_command_on_the_cpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert main([*arguments, "--json", str(path)]) == 0
     shown = capsys.readouterr().out
     report = load(path)
-    assert report.settings["seed"] == 5 and report.settings["layout"] == "BSHD"
+    assert report.settings["seed"] == 5 and report.layout == "BSHD"
     assert report.environment["threads"] == torch.get_num_threads()
     assert [r.case.dtype for r in report.results] == ["float32", "bfloat16"]
     for result in report.results:
@@ -104,4 +104,4 @@ def test_only_the_peers_that_were_named(tmp_path: Path) -> None:
     arguments = ["--device", "cpu", "--quick", "--shapes", TINY, "--peers", "math", "--layout", "BHSD"]
     assert main([*arguments, "--json", str(path)]) == 0
     report = load(path)
-    assert [o.name for o in report.results[0].outcomes] == ["ours", "math"] and report.settings["layout"] == "BHSD"
+    assert [o.name for o in report.results[0].outcomes] == ["ours", "math"] and report.layout == "BHSD"

@@ -38,9 +38,17 @@ def test_estimate_scales_cudnn(dtype: str) -> None:
     assert "estimated, not measured" in text and ("float16 is estimated by the ratio in bfloat16" in text) == (
         dtype == "float16"
     )
-    assert anchors.with_estimate(estimated, {**factors, estimated.case: 0.5}) == estimated, "in place of the earlier"
+    assert anchors.with_estimate(estimated, factors) == estimated, "in place of the earlier"
     assert anchors.with_estimate(result, {Case(1, 8, 1024, 64, False, "bfloat16"): 0.5}) == result
     assert anchors.with_estimate(estimated, {}) == estimated
+
+
+def test_anchors_of_the_projects_history() -> None:
+    """With a dtype of its own a row comes before bfloat16's ratio."""
+    columns = "dtype,batch,heads,seqlen,head_dim,mask,sdpa_cudnn_tflops,fa3_tflops"
+    factors = anchors.parse(f"{columns}\nfloat16,1,8,512,64,full,3,4\nbfloat16,1,8,512,64,full,1,2\n", "old")
+    assert factors == {Case(1, 8, 512, 64, False, "float16"): 0.75, Case(1, 8, 512, 64, False, "bfloat16"): 0.5}
+    assert anchors.with_estimate(some_result(), factors).ratio("fa3~") == pytest.approx(0.6)
 
 
 def test_nothing_is_estimated_beside_the_real_one() -> None:
@@ -98,7 +106,7 @@ def test_what_older_files_do_not_say() -> None:
         for name in ("alone_us", "clock_mhz", "power_w", "basis"):
             del outcome[name]
     report = from_json(data)
-    assert report.settings["layout"] == "BHSD"
+    assert report.layout == "BHSD"
     assert {r.case.direction for r in report.results} == {"forward"}
     assert all(o.alone_us is None and o.basis is None for r in report.results for o in r.outcomes)
     text = rendered(report)

@@ -40,7 +40,7 @@ def test_the_summary_keeps_estimates_apart() -> None:
         some_result(case), outcomes=(*some_result().outcomes, Outcome("fa3~", graph_us=times(5), basis="a ratio"))
     )
     measured, estimate, both = summary(some_report(estimated, some_result()))
-    assert measured.startswith("Against the best of what was measured here (FlashAttention-2, cuDNN, efficient, math)")
+    assert measured.startswith("Against the best of what was measured here (flash, cudnn, efficient, math)")
     assert "geometric mean 0.80 × over 2 cases, lowest 0.80 ×" in measured and "slower in 2" in measured
     assert estimate.startswith("Against FlashAttention-3, estimated and not measured: geometric mean 0.50 × over 1 ")
     assert "lowest 0.50 × (2,32,8192,64:full:float16)" in estimate
@@ -57,15 +57,31 @@ def test_a_real_peer_counts_as_measured() -> None:
     assert "FlashAttention-3)" in line and "geometric mean 0.50 ×" in line and "estimate" not in line
 
 
+def alone(result: Result) -> Result:
+    """Each takes 1 µs more alone, where it has a graph."""
+    outcomes = (
+        dataclasses.replace(o, alone_us=times(o.graph_us.median + 1)) if o.graph_us else o for o in result.outcomes
+    )
+    return dataclasses.replace(result, outcomes=tuple(outcomes))
+
+
 def test_small_shapes_are_shown_both_ways() -> None:
-    result = some_result()
-    outcomes = [dataclasses.replace(o, alone_us=times(o.graph_us.median + 1)) if o.graph_us else o
-                for o in result.outcomes]  # fmt: skip
-    text = rendered(some_report(dataclasses.replace(result, outcomes=tuple(outcomes)), some_result()))
-    assert "Below 50 µs" in text and "alone" in text
-    assert "10.00 / 11.00" in text and "8.00 / 9.00" in text and "0.82" in text, "9 by 11"
-    assert text.count("10.00 / ") == 1, "a case that was not timed alone has no row"
+    text = rendered(some_report(alone(some_result()), some_result()))
+    assert "Below 50 µs" in text
+    rows = [line.replace("│", " ").split() for line in text[text.index("Below 50 µs") :].splitlines()]
+    assert [row[3:] for row in rows if "back" in row[3:4]] == [
+        ["back", "to", "back", "10.00", "20.00", "8.00", "-", "-", "0.80"]
+    ], "a case that was not timed alone has no row"
+    assert ["alone", "11.00", "21.00", "9.00", "-", "-", "0.82"] in rows
     assert "Below 50 µs" not in rendered(some_report(some_result()))
+
+
+def test_every_peer_fits_into_the_table_of_small_shapes() -> None:
+    longest = Case(16, 16, 1024, 64, True, "bfloat16", key_heads=4)
+    names = ("ours", "flash", "cudnn", "efficient", "math", "unfused", "fa3~")
+    outcomes = tuple(Outcome(name, 1e-4, times(4567.8), times(4567.8)) for name in names)
+    text = rendered(some_report(alone(Result(longest, outcomes, 5e-4))))
+    assert longest.sizes in text and "4568" in text and "…" not in text
 
 
 def test_sustained_runs_are_shown_with_clock_and_power() -> None:

@@ -129,7 +129,8 @@ def test_turns_without_a_meter(gpu: FakeGpu) -> None:
     lineup = [kernel(gpu, "ours", 100.0), Candidate("peer", fails)]
     result = measure_sustained(case(), lineup, SETTINGS, torch.Generator(), None)
     ours, peer = result.outcomes
-    assert ours.graph_us and ours.clock_mhz is None and ours.power_w is None
+    assert ours.graph_us and ours.graph_us.median == pytest.approx(100.0)
+    assert ours.clock_mhz is None and ours.power_w is None
     assert peer.us is None and peer.reason is not None and "cannot be captured" in peer.reason
 
 
@@ -178,7 +179,7 @@ def test_sustained_without_nvml_says_so(
     assert "nvidia-ml-py" in captured.err and "nvidia-ml-py" in captured.out
     report = load(path)
     assert len(report.results) == 13 and lineups[0] == ["ours", "cudnn"]
-    assert report.settings["sustained_s"] == 1.0 and report.settings["layout"] == "BSHD"
+    assert report.settings["sustained_s"] == 1.0 and report.layout == "BSHD"
     assert all(o.clock_mhz is None for r in report.results for o in r.outcomes)
     assert "fa3~" not in captured.out, "a sustained run has no estimates"
 

@@ -30,11 +30,14 @@ def case() -> HostCase:
 
 
 def kernel(gpu: FakeGpu, name: str, us: float, overlap: float = 0.0) -> Candidate:
-    """A candidate with such a kernel."""
+    """A candidate with such a kernel. Its output is computed at the first call, on the one set of inputs."""
+    out: list[torch.Tensor] = []
 
     def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, is_causal: bool) -> torch.Tensor:
         gpu.launch(name, us, overlap)
-        return sdpa(q, k, v, is_causal)
+        if not out:
+            out.append(sdpa(q, k, v, is_causal))
+        return out[0]
 
     return Candidate(name, attend)
 

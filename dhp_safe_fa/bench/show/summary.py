@@ -5,13 +5,7 @@ from __future__ import annotations
 from dhp_safe_fa.bench.results import BEST, BEST_WITH_ESTIMATES, Report
 
 # Names for readers; other candidates are called what they are in the tables.
-FULL_NAMES = {
-    "ours": "dhp_safe_fa",
-    "cudnn": "cuDNN",
-    "flash": "FlashAttention-2",
-    "fa3": "FlashAttention-3",
-    "fa3~": "FlashAttention-3, estimated",
-}
+FULL_NAMES = {"fa3": "FlashAttention-3", "fa3~": "FlashAttention-3, estimated"}
 
 
 def summary(report: Report) -> list[str]:

@@ -31,7 +31,7 @@ def show(report: Report, console: Console) -> None:
         parts.append(("Peer's time / our time: above 1 ours is faster", ratios_table(report)))
     if small := [r for r in report.results if any(o.alone_us for o in r.outcomes)]:
         limit = report.settings["alone_below_us"]
-        title = f"Below {limit:g} µs: µs a call back to back / alone, which is between other kernels"
+        title = f"Below {limit:g} µs: µs a call, back to back and alone, which is between other kernels"
         parts.append((title, alone_table(report, small)))
     if report.host_us:
         parts.append(("Time of the calling thread for one eager call of a small shape", host_table(report)))
@@ -54,7 +54,7 @@ def headline(report: Report) -> str:
         parts.append("inputs rotate beyond L2" if settings.get("cold") else "inputs stay in place (L2 is warm)")
     if env.get("threads"):
         parts.append(f"{env['threads']} threads")
-    parts.append(f"inputs stored \\[{', '.join(settings['layout'])}]")  # rich would take a bare [ for markup
+    parts.append(f"inputs stored \\[{', '.join(report.layout)}]")  # rich would take a bare [ for markup
     commit = f"commit {env['commit'][:12]}{' + changes' if env['dirty'] else ''}" if env["commit"] else "no commit"
     if "sustained_s" in settings:
         rounds = f"{settings['rounds']} turns of {settings['sustained_s']:g} s"
@@ -107,15 +107,23 @@ def ratios_table(report: Report) -> Table:
 
 
 def alone_table(report: Report, small: list[Result]) -> Table:
-    """Time back to back and alone, a row per small case and a column per candidate; ratios alone of the best last."""
+    """Two rows per small case: times back to back and alone, and the ratio of the best that was measured."""
     names = ["ours", *report.peers()]
-    table = _case_table([*names, "best alone / ours"])
-    for result, last in _sections(small):
+    table = _case_table(["", *names, "best measured"])
+    for result in small:
         outcomes = [result.outcome(name) for name in names]
-        cells = [f"{_us(o.graph_us)} / {_us(o.alone_us)}" if o and o.graph_us else "-" for o in outcomes]
         measured = [o.name for o in result.outcomes if o.name != "ours" and not o.estimated]
-        ratios = [r for name in measured if (r := result.ratio_alone(name)) is not None]
-        table.add_row(*_case_cells(result.case), *cells, _ratio(min(ratios, default=None)), end_section=last)
+        together = [o.graph_us if o else None for o in outcomes]
+        alone = [o.alone_us if o else None for o in outcomes]
+        best = min((r for name in measured if (r := result.ratio_alone(name)) is not None), default=None)
+        together_best = result.best_peer()
+        table.add_row(
+            *_case_cells(result.case),
+            "back to back",
+            *(_us(stats) for stats in together),
+            _ratio(together_best[1] if together_best else None),
+        )
+        table.add_row("", "", "", "alone", *(_us(stats) for stats in alone), _ratio(best), end_section=True)
     return table
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from dhp_safe_fa.bench import anchors, results
-from dhp_safe_fa.burn.builds.keeping import git
+from dhp_safe_fa.burn.builds.keeping import ROOT, git
 from dhp_safe_fa.burn.log.quoted import ANCHORS
 from dhp_safe_fa.burn.log.records import Kernel, Record, Shape
 from dhp_safe_fa.burn.measuring import chip
@@ -14,17 +14,19 @@ RESULT = "benchmarks/results/h100_forward.json"
 
 
 def imported(name: str, revision: str) -> Record:
-    """The stored GPU result of a commit, with FlashAttention-3 as estimated. What it does not say is None.
+    """The stored GPU result of a commit, with FlashAttention-3 as that commit's anchors estimate it. What it does not
+    say is None.
 
     Raises:
-        BuildFailed: there is no such commit or file.
+        BuildFailed: there is no such commit, or it lacks one of the files.
         ValueError: the file is no benchmark result of a CUDA run.
     """
     source = git("rev-parse", "--verify", f"{revision}^{{commit}}")
     report = results.from_json(json.loads(git("show", f"{source}:{RESULT}")))
     environment = report.environment
     shapes = []
-    factors = anchors.load(ANCHORS)
+    table = f"{source}:{ANCHORS.relative_to(ROOT)}"
+    factors = anchors.parse(git("show", table), table)
     for result in (anchors.with_estimate(result, factors) for result in report.results):
         us: dict[str, list[float | None]] = {o.name: [o.graph_us.median] for o in result.outcomes if o.graph_us}
         absent = {o.name: o.reason for o in result.outcomes if o.reason}
