@@ -36,21 +36,41 @@ class Reference(NamedTuple):
     keys: int  # Sk
 
 
-def visible_keys(row: int, sk: int, is_causal: bool, causal_offset: int) -> int:
-    """Number of keys that query `row` may see; they are always the first ones."""
-    return min(max(row + causal_offset + 1, 0), sk) if is_causal else sk
+class Mask(NamedTuple):
+    """Query i may see key j iff lowest <= j - i <= highest: what csrc/mask.h describes, by itself."""
+
+    lowest: float = -math.inf
+    highest: float = math.inf
+
+    @classmethod
+    def of_call(cls, is_causal: bool, causal_offset: int) -> Mask:
+        return cls(highest=causal_offset) if is_causal else cls()
+
+
+def visible_keys(row: int, sk: int, mask: Mask) -> range:
+    """The keys that query `row` may see."""
+    first, last = (int(min(max(row + end, 0), sk)) for end in (mask.lowest, mask.highest + 1))
+    return range(first, max(first, last))
 
 
 def reference(
-    q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False, scale: float | None = None, causal_offset: int = 0
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    is_causal: bool = False,
+    scale: float | None = None,
+    causal_offset: int = 0,
+    mask: Mask | None = None,
 ) -> Reference:
     """softmax(scale * q k^T) v over the visible keys alone, and its log-sum-exp, in float64 on q's device.
 
-    A row without a key: out 0, lse -inf. NaN and Inf take the course of IEEE arithmetic, so a row whose scores are all
-    -inf is NaN with lse -inf, and a score of +inf gives NaN with lse +inf.
+    `mask` takes the place of is_causal and causal_offset. A row without a key: out 0, lse -inf. NaN and Inf take the
+    course of IEEE arithmetic, so a row whose scores are all -inf is NaN with lse -inf, and a score of +inf gives NaN with
+    lse +inf.
     """
     (_, hq, sq, d), sk = q.shape, k.shape[2]
     scale = 1.0 / math.sqrt(d) if scale is None else scale
+    mask = Mask.of_call(is_causal, causal_offset) if mask is None else mask
     group = hq // k.shape[1]
     q = q.double()
     k, v = (t.double().repeat_interleave(group, dim=1) for t in (k, v))
@@ -66,7 +86,8 @@ def reference(
         return result
 
     v_abs = v.abs()
-    v_abs_sums = v_abs.cumsum(dim=2)
+    # Of the keys before each; what is not finite is left out, since it would spoil the differences behind it.
+    v_abs_sums = torch.nn.functional.pad(v_abs.masked_fill(~v_abs.isfinite(), 0.0).cumsum(dim=2), (0, 0, 1, 0))
     q_abs, k_abs = (t.abs().masked_fill(~t.isfinite(), 0.0) for t in (q, k))
     result.score_magnitude.copy_(scale * (q_abs * k_abs.amax(dim=2, keepdim=True)).sum(dim=-1))
     # 0 * NaN is NaN: beside non-finite values rows that see different keys are computed apart, each with exactly
@@ -74,24 +95,27 @@ def reference(
     block = BLOCK[q.device.type] if not is_causal or bool(v.isfinite().all()) else 1
     for first in range(0, sq, block):
         rows = slice(first, min(first + block, sq))
-        counts = torch.tensor([visible_keys(i, sk, is_causal, causal_offset) for i in range(rows.start, rows.stop)])
-        seen = int(counts.max())
-        if seen == 0:
+        ranges = [visible_keys(i, sk, mask) for i in range(rows.start, rows.stop)]
+        if not any(ranges):
             continue
-        counts = counts.to(q.device)[:, None]
-        hidden = torch.arange(seen, device=q.device) >= counts
-        scores = scale * (q[:, :, rows] @ k[:, :, :seen].mT)
+        seen = slice(min(keys.start for keys in ranges if keys), max(keys.stop for keys in ranges if keys))
+        starts = torch.tensor([keys.start for keys in ranges], device=q.device)
+        stops = torch.tensor([keys.stop for keys in ranges], device=q.device)
+        keys = torch.arange(seen.start, seen.stop, device=q.device)
+        hidden = (keys < starts[:, None]) | (keys >= stops[:, None])
+        scores = scale * (q[:, :, rows] @ k[:, :, seen].mT)
         top = scores.masked_fill_(hidden, -math.inf).amax(dim=-1, keepdim=True)
         p = scores.sub_(top).exp_()
         total = p.sum(dim=-1, keepdim=True)
         # An infinite maximum is the log-sum-exp; subtracting it from itself has made NaN of the sum.
         lse = torch.where(top.isinf(), top, top + total.log())
         # A row without a key has NaN weights here; it keeps its zeros.
-        keyless = counts == 0
-        result.out[:, :, rows] = (p @ v[:, :, :seen] / total).masked_fill_(keyless, 0.0)
+        keyless = (starts == stops)[:, None]
+        result.out[:, :, rows] = (p @ v[:, :, seen] / total).masked_fill_(keyless, 0.0)
         result.lse[:, :, rows] = lse[..., 0]
-        result.magnitude[:, :, rows] = (p @ v_abs[:, :, :seen] / total).masked_fill_(keyless, 0.0)
-        result.tail[:, :, rows] = (v_abs_sums[:, :, counts[:, 0] - 1] / total).masked_fill_(keyless, 0.0)
+        result.magnitude[:, :, rows] = (p @ v_abs[:, :, seen] / total).masked_fill_(keyless, 0.0)
+        v_abs_seen = v_abs_sums[:, :, stops] - v_abs_sums[:, :, starts]
+        result.tail[:, :, rows] = (v_abs_seen / total).masked_fill_(keyless, 0.0)
     return result
 
 

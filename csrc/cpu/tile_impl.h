@@ -66,15 +66,15 @@ void DHP_ATTEND(const dhp_cpu_rows *rows, dhp_cpu_scratch *scratch) {
     for (int d = 0; d < width; d += LANES)
       store(scratch->out[i] + d, dhp_ct_splat(0.f));
 
-  dhp_key_range seen[DHP_CPU_TILE_Q]; /* lanes without a row copy the last row */
-  for (int i = 0; i < DHP_CPU_TILE_Q; i++)
+  dhp_key_range seen[DHP_CPU_TILE_Q] = {{0, 0}}; /* lanes without a row, in the last vector, copy the last row */
+  for (int i = 0; i < queries; i++)
     seen[i] = dhp_mask_row(rows->mask, rows->first + (i < rows->count ? i : rows->count - 1));
   const int64_t last = seen[rows->count - 1].last; /* no row sees a key from here on, or before the first row's first */
 
   /* Tiles begin at multiples of their size, so that a row's sums are grouped alike whatever its neighbours see. */
   for (int64_t start = seen[0].first / DHP_CPU_TILE_K * DHP_CPU_TILE_K; start < last; start += DHP_CPU_TILE_K) {
     const int n = last - start < DHP_CPU_TILE_K ? (int)(last - start) : DHP_CPU_TILE_K;
-    const tile_keys keys = keys_of_tile(seen, start, n);
+    const tile_keys keys = keys_of_tile(seen, queries, start, n);
     read_rows(scratch->k, &args->k, rows->batch, key_head, start, n, scratch);
     read_rows(scratch->v, &args->v, rows->batch, key_head, start, n, scratch);
     for (int i = n; i < round_up(n, SCORE_KEYS); i++)

@@ -13,10 +13,10 @@ typedef struct tile_keys {
   int32_t first[DHP_CPU_TILE_Q], last[DHP_CPU_TILE_Q];
 } tile_keys;
 
-/* seen: the range of each lane. The tile holds the n keys from `start` on. */
-static tile_keys keys_of_tile(const dhp_key_range seen[DHP_CPU_TILE_Q], int64_t start, int n) {
-  tile_keys keys;
-  for (int i = 0; i < DHP_CPU_TILE_Q; i++) {
+/* seen: the ranges of `queries` lanes. The tile holds the n keys from `start` on. */
+static tile_keys keys_of_tile(const dhp_key_range seen[DHP_CPU_TILE_Q], int queries, int64_t start, int n) {
+  tile_keys keys = {{0}, {0}};
+  for (int i = 0; i < queries; i++) {
     keys.first[i] = (int32_t)dhp_clamp(seen[i].first - start, 0, n);
     keys.last[i] = (int32_t)dhp_clamp(seen[i].last - start, 0, n);
   }

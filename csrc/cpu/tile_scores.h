@@ -44,28 +44,26 @@ static void compute_scores(dhp_cpu_scratch *scratch, int queries, int n, int hea
   }
 }
 
-/* -inf in place of those scores of keys [from, to) that a row does not see. CT: what a row sees is public. */
-static void hide_keys(dhp_cpu_scratch *scratch, const tile_keys *seen, int queries, int from, int to) {
-  const lanes_f32 minus_infinity = dhp_ct_splat(-__builtin_inff());
+DHP_CT void hide_unless(dhp_ct_u32 is_visible, float *p) {
+  store(p, dhp_ct_select(is_visible, load(p), dhp_ct_splat(-__builtin_inff())));
+}
+
+/*
+ * -inf in place of the scores, among the first n keys, that a row does not see: those before its range, which no row
+ * has behind the last row's first key, and those behind it, which no row has before the first row's last. CT: what a
+ * row sees is public.
+ */
+static void hide_scores(dhp_cpu_scratch *scratch, const tile_keys *seen, int queries, int n) {
+  const int before = seen->first[queries - 1], behind = seen->last[0];
   for (int query = 0; query < queries; query += LANES) {
     dhp_ct_i32 first, last;
     memcpy(&first, seen->first + query, sizeof first);
     memcpy(&last, seen->last + query, sizeof last);
-    for (int key = from; key < to; key++) {
-      float *const p = &scratch->p[key][query];
-      const dhp_ct_i32 index = (dhp_ct_i32)dhp_ct_splat_u32((uint32_t)key);
-      const dhp_ct_u32 is_visible = dhp_ct_less_i32(index, last) & ~dhp_ct_less_i32(index, first);
-      store(p, dhp_ct_select(is_visible, load(p), minus_infinity));
-    }
+    for (int key = 0; key < before; key++)
+      hide_unless(~dhp_ct_less_i32((dhp_ct_i32)dhp_ct_splat_u32((uint32_t)key), first), &scratch->p[key][query]);
+    for (int key = behind; key < n; key++)
+      hide_unless(dhp_ct_less_i32((dhp_ct_i32)dhp_ct_splat_u32((uint32_t)key), last), &scratch->p[key][query]);
   }
-}
-
-/* -inf for all that is hidden among the first n keys: those before the last row's range, those behind the first row's.
- */
-static void hide_scores(dhp_cpu_scratch *scratch, const tile_keys *seen, int queries, int n) {
-  const int before = seen->first[queries - 1], behind = seen->last[0];
-  hide_keys(scratch, seen, queries, 0, before);
-  hide_keys(scratch, seen, queries, before < behind ? behind : before, n);
 }
 
 /* ---- softmax --------------------------------------------------------------------------------------------------- */

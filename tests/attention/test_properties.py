@@ -8,7 +8,7 @@ import torch
 from harness import EXPANSIONS, LAYOUTS, Target, attend, max_head_dim, qkv, same_bits
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from reference import ROUNDOFF, assert_matches, reference, visible_keys
+from reference import ROUNDOFF, Mask, assert_matches, reference, visible_keys
 from torch import Tensor
 
 # No deadline: the first example on a GPU loads its kernel.
@@ -49,7 +49,7 @@ class Problem(NamedTuple):
         return self.d if target.device == "cpu" else min(-(-self.d // 8) * 8, max_head_dim(target.device))
 
     def seen(self, row: int) -> int:
-        return visible_keys(row, self.sk, self.is_causal, self.causal_offset)
+        return len(visible_keys(row, self.sk, Mask.of_call(self.is_causal, self.causal_offset)))
 
 
 PROBLEM = st.builds(
