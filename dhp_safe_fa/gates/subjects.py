@@ -25,7 +25,10 @@ from .inputs import Shape
 from .targets import PEERS
 from .tools import NotRun
 
+# (q, k, v, is_causal) -> all outputs, each [B, H, Sq, …]
 Attend = Callable[[Tensor, Tensor, Tensor, bool], tuple[Tensor, ...]]
+# (q, k, v, causal_offset) -> all outputs of causal attention
+AttendOffset = Callable[[Tensor, Tensor, Tensor, int], tuple[Tensor, ...]]
 
 # Shapes are tried from the nearest to this one: 128 CTAs of 128 queries nearly fill an H100, and 8 tiles of keys are
 # enough for every stage of a pipeline.
@@ -43,6 +46,7 @@ class Subject:
         kernels: names of the shipped kernels that the shapes launch; empty for a peer, whose kernels are all counted.
         shapes: on which it is run.
         cubin_sha256: of the shipped kernel; empty for a peer.
+        attend_offset: the same with a causal_offset; None if there is no such thing.
     """
 
     name: str
@@ -51,6 +55,7 @@ class Subject:
     kernels: tuple[str, ...]
     shapes: tuple[Shape, ...]
     cubin_sha256: str = ""
+    attend_offset: AttendOffset | None = None
 
 
 def require_gpu() -> None:
@@ -105,6 +110,10 @@ def _attend_ours(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> tuple[Tens
     return dhp_safe_fa.attention_lse(q, k, v, is_causal=is_causal)
 
 
+def _attend_ours_offset(q: Tensor, k: Tensor, v: Tensor, causal_offset: int) -> tuple[Tensor, ...]:
+    return dhp_safe_fa.attention_lse(q, k, v, is_causal=True, causal_offset=causal_offset)
+
+
 def shipped(kernel: str | None = None) -> list[Subject]:
     """The shipped kernel of that name, or all of them. NotRun names what there is."""
     kernels = _inspect.kernels()
@@ -115,7 +124,10 @@ def shipped(kernel: str | None = None) -> list[Subject]:
         known = ", ".join(str(k["name"]) for k in kernels)
         raise NotRun(f"--kernel {kernel}: there is no such kernel; shipped are {known}")
     return [
-        Subject(k["name"], _attend_ours, nullcontext, (k["name"],), shapes_of(k), k["cubin_sha256"]) for k in chosen
+        Subject(
+            k["name"], _attend_ours, nullcontext, (k["name"],), shapes_of(k), k["cubin_sha256"], _attend_ours_offset
+        )
+        for k in chosen
     ]
 
 

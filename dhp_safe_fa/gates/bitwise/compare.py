@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from .memory import Memory
+from .memory import Memory, PoisonedBlocks
 
 # An integer type of the same width: NaN equals NaN, -0 differs from +0.
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -88,3 +88,11 @@ def compare_runs(
         return ""
     bad = wrong.nonzero().flatten()
     return f"{said}; {len(bad)} of {runs - 1} runs differ from the first, run {int(bad[0])} before all others"
+
+
+def repeat(
+    call: Callable[[], Outputs], names: Sequence[str], runs: int, beside: Callable[[], None] = lambda: None
+) -> str:
+    """`compare_runs` on poisoned memory. WrongMemory if the call was given other memory."""
+    call()  # what a library sets up at first use is not part of every call
+    return compare_runs(call, names, PoisonedBlocks(call()), runs, beside)

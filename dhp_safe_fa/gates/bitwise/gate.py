@@ -8,33 +8,34 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
-
-import dhp_safe_fa
 
 from .. import controls, inputs
 from ..inputs import Shape
-from ..planted import THREADS, Planted
 from ..subjects import Subject, require_gpu, require_shapes
 from ..verdict import ControlOutcome, GateResult, Progress, conclude, not_run
-from .compare import Outputs, compare_outputs, compare_runs
+from .compare import Outputs, repeat
+from .controls import control_outcomes
 from .load import Load
-from .memory import PoisonedBlocks, WrongMemory
-from .rows import Rows, recompute
+from .memory import WrongMemory
+from .rows import Rows, names_of, rows_of_shape
 
 GATE = "bitwise"
 _SEED = 30
-_NAMES = ("out", "lse")
 
 # The load has to be running for so much of the time of the runs beside it.
 _LOAD_SHARE = 0.5
 
-# What a control needs beside one CTA and memory that holds anything. A sum by atomics starts from zero, or poison alone
-# would catch it; the split of row_variance is in rows, of which one CTA computes one.
-_ATOMIC, _ROWS = "atomic_reduction", "row_variance"
-_GRIDS = {_ATOMIC: inputs.SECRETS // THREADS, _ROWS: 4}
-_COMPARED = 64  # floats of out: every clean twin writes as many
+# Classes of inputs whose rows are computed again, and the class that is beside them: where probabilities are 0 or
+# denormal, where the running maximum changes in every tile of keys, where scores overflow. Not NaN or Inf, of which the
+# contract has an exception (docs/gates-bitwise.md).
+ROW_CLASSES = {
+    "normal": "large",
+    "large": "normal",
+    "ascending": "max-finite",
+    "max-finite": "normal",
+    "denormals": "large",
+}
 
 
 @dataclass(frozen=True)
@@ -50,68 +51,6 @@ QUICK = Extent(runs=100, class_runs=10, control_runs=100)
 FULL = Extent(runs=1000, class_runs=50, control_runs=200)
 
 
-def repeat(
-    call: Callable[[], Outputs], names: Sequence[str], runs: int, beside: Callable[[], None] = lambda: None
-) -> str:
-    """`compare_runs` on poisoned memory. WrongMemory if the call was given other memory."""
-    call()  # what a library sets up at first use is not part of every call
-    return compare_runs(call, names, PoisonedBlocks(call()), runs, beside)
-
-
-# ---- controls --------------------------------------------------------------------------------------------------------
-
-
-def _planted_call(planted: Planted, name: str, twin: str, secret: Tensor, grid: int) -> Callable[[], Outputs]:
-    allocate = torch.zeros if name == _ATOMIC else torch.empty
-
-    def call() -> Outputs:
-        out = allocate(inputs.SECRETS, device="cuda")
-        planted.launch(name, twin, secret, out, grid)
-        return (out[:_COMPARED],)
-
-    return call
-
-
-def _rows_alone(planted: Planted, twin: str, secret: Tensor) -> str:
-    """Each row of row_variance computed alone, compared with all rows at once."""
-    rows = _GRIDS[_ROWS]
-    per_row = secret.numel() // rows
-    together, alone = (torch.zeros(inputs.SECRETS, device="cuda") for _ in range(2))
-    planted.launch(_ROWS, twin, secret, together, rows)
-    for row in range(rows):
-        own, out = torch.zeros_like(secret), torch.zeros_like(together)
-        own[:per_row] = secret[row * per_row : (row + 1) * per_row]
-        planted.launch(_ROWS, twin, own, out, 1)
-        alone[row * THREADS : (row + 1) * THREADS] = out[:THREADS]
-    return compare_outputs(["row alone: out"], (together,), (alone,))
-
-
-def control_outcomes(extent: Extent, tell: Callable[[str], None]) -> list[ControlOutcome]:
-    """All controls, leak and clean twin, repeated; row_variance also row by row."""
-    loaded = controls.load_controls(tell)
-    expected = loaded.expected_of(GATE)
-    planted = Planted(loaded)
-    secret = inputs.planted_secrets(_SEED)["normal"]
-    outcomes = []
-    for name, expects in expected.items():
-        tell(name)
-        said = {}
-        for twin in controls.TWINS:
-            call = _planted_call(planted, name, twin, secret, _GRIDS.get(name, 1))
-            said[twin] = repeat(call, ["out"], extent.control_runs)
-            if name == _ROWS:
-                said[twin] = "; ".join(filter(None, (said[twin], _rows_alone(planted, twin, secret))))
-        outcomes.append(controls.judge_executed(name, expects, said["leak"], said["clean"]))
-    return outcomes
-
-
-# ---- subjects --------------------------------------------------------------------------------------------------------
-
-
-def _names(outputs: Outputs) -> tuple[str, ...]:
-    return _NAMES[: len(outputs)]
-
-
 def repeat_shape(subject: Subject, shape: Shape, extent: Extent) -> tuple[list[str], float]:
     """All classes of inputs repeated alone, then the normal one beside a load. Returns the differences, and for which
     part of the time the load was running."""
@@ -124,51 +63,48 @@ def repeat_shape(subject: Subject, shape: Shape, extent: Extent) -> tuple[list[s
         for name in inputs.CLASSES:
             call = call_of(*inputs.make(name, shape, _SEED))
             runs = extent.runs if name == "normal" else extent.class_runs
-            problems.append((name, repeat(call, _names(call()), runs)))
+            problems.append((name, repeat(call, names_of(call()), runs)))
         call = call_of(*inputs.make("normal", shape, _SEED))
         load = Load()
-        problems.append(("normal, beside a load", repeat(call, _names(call()), extent.runs, load)))
+        problems.append(("normal, beside a load", repeat(call, names_of(call()), extent.runs, load)))
     return [f"{shape} {name}: {said}" for name, said in problems if said], load.busy_share()
 
 
-def _attend_offset(q: Tensor, k: Tensor, v: Tensor, causal_offset: int) -> Outputs:
-    return dhp_safe_fa.attention_lse(q, k, v, is_causal=True, causal_offset=causal_offset)
+class NoRows(Exception):
+    """Nothing was compared, because every way to compute rows again was refused."""
 
 
-def rows_of_shape(subject: Subject, shape: Shape) -> Rows:
-    """Row invariance on one shape; ours also with a causal_offset."""
-    is_ours = bool(subject.kernels)
-    own, stranger = (inputs.make("normal", shape, seed) for seed in (_SEED, _SEED + 1))
-
-    def attend(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> Outputs:
-        return subject.attend(q, k, v, is_causal)
-
-    with subject.context():
-        names = _names(attend(*own, shape.is_causal))
-        return recompute(attend, names, own, stranger, shape.is_causal, _attend_offset if is_ours else None)
+def _all_rows(subject: Subject, shape: Shape) -> Rows:
+    """Row invariance of all ROW_CLASSES on one shape. NoRows if a class could not be computed in any second way."""
+    found = Rows([], [], 0)
+    for own, company in ROW_CLASSES.items():
+        rows = rows_of_shape(subject, shape, own, company, _SEED)
+        if len(rows.refused) == rows.ways:
+            raise NoRows(f"no row could be computed again: {', '.join(rows.refused[:1]) or 'there was no way'}")
+        differing, refused = ([f"{shape} {own}: {line}" for line in some] for some in (rows.differing, rows.refused))
+        found = found.and_more(Rows(differing, refused, rows.ways))
+    return found
 
 
 def examine(
     subject: Subject, extent: Extent, outcomes: list[ControlOutcome], tell: Callable[[str], None]
 ) -> GateResult:
     """Repeats and row invariance of one subject, on all its shapes. What a peer refuses to compute is counted; ours
-    must compute everything."""
+    must compute everything. Where a shape cannot be looked at, it was not run, unless something has been found."""
     repeats: list[str] = []
-    differing: list[str] = []
-    refused: list[str] = []
-    ways, share = 0, 1.0
+    rows = Rows([], [], 0)
+    share = 1.0
     for shape in subject.shapes:
         tell(f"{subject.name} {shape}")
         try:
             said, busy = repeat_shape(subject, shape, extent)
-        except WrongMemory as error:
-            return not_run(GATE, subject.name, f"{shape}: {error}")
-        repeats += said
-        share = min(share, busy)
-        rows = rows_of_shape(subject, shape)
-        differing += [f"{shape} {line}" for line in rows.differing]
-        refused += [f"{shape} {line}" for line in rows.refused]
-        ways += rows.ways
+            repeats += said
+            share = min(share, busy)
+            rows = rows.and_more(_all_rows(subject, shape))
+        except (WrongMemory, NoRows) as error:
+            if not repeats + rows.differing:
+                return not_run(GATE, subject.name, f"{shape}: {error}")
+            repeats.append(f"{shape}: not run: {error}")
     running = f"was running for {100 * share:.0f} % of the time"
     load = ControlOutcome("co-running load", controls.CAUGHT, running, running if share < _LOAD_SHARE else "")
     figures = {
@@ -177,11 +113,11 @@ def examine(
         "beside a load": extent.runs,
         "on other classes": extent.class_runs,
         "differing": len(repeats),
-        "ways to compute a row": ways,
-        "differing ways": len(differing),
-        "refused": len(refused),
+        "ways to compute a row": rows.ways,
+        "differing ways": len(rows.differing),
+        "refused": len(rows.refused),
     }
-    problems = repeats + differing + (refused if subject.kernels else [])
+    problems = repeats + rows.differing + (rows.refused if subject.kernels else [])
     return conclude(GATE, subject.name, figures, problems, outcomes, [load])
 
 
@@ -198,5 +134,5 @@ def run(subjects: Sequence[Subject], quick: bool, progress: Progress) -> list[Ga
         progress(text, done, total)
         done = min(done + 1, total)
 
-    outcomes = control_outcomes(extent, tell)
+    outcomes = control_outcomes(extent.control_runs, tell)
     return [examine(subject, extent, outcomes, tell) for subject in subjects]

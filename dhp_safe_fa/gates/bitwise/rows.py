@@ -10,15 +10,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
-from ..inputs import Inputs
+from ..inputs import Inputs, Shape, make
+from ..subjects import Attend, AttendOffset, Subject
 from .compare import Outputs, compare_outputs
 
-# (q, k, v, is_causal) -> outputs, each [B, H, Sq, …]
-Attend = Callable[[Tensor, Tensor, Tensor, bool], Outputs]
-# (q, k, v, causal_offset) -> outputs of causal attention
-AttendOffset = Callable[[Tensor, Tensor, Tensor, int], Outputs]
+_NAMES = ("out", "lse")
 
 # Query rows computed at a time: one alone, a part of a warp's rows, whole tiles of 64 and 128.
 _ROWS = (1, 17, 64, 128)
@@ -42,6 +39,9 @@ class Rows:
     refused: list[str]
     ways: int
 
+    def and_more(self, other: Rows) -> Rows:
+        return Rows(self.differing + other.differing, self.refused + other.refused, self.ways + other.ways)
+
 
 def _join(first: Inputs, second: Inputs, dim: int) -> Inputs:
     q, k, v = (torch.cat(pair, dim) for pair in zip(first, second, strict=True))
@@ -50,6 +50,15 @@ def _join(first: Inputs, second: Inputs, dim: int) -> Inputs:
 
 def _cut(outputs: Outputs, *index: slice) -> Outputs:
     return tuple(output[index] for output in outputs)
+
+
+def _kept(outputs: Outputs) -> Outputs:
+    """A copy: who writes all outputs to the same memory would be compared with itself."""
+    return tuple(output.clone() for output in outputs)
+
+
+def names_of(outputs: Outputs) -> tuple[str, ...]:
+    return _NAMES[: len(outputs)]
 
 
 _ALL = slice(None)
@@ -109,7 +118,7 @@ def _offsets(attend: AttendOffset, inputs: Inputs, stranger: Inputs) -> Iterator
     q, k, v = inputs
     seqlen, keys = q.size(2), k.size(2)
     offset = keys - seqlen
-    whole = attend(q, k, v, offset)
+    whole = _kept(attend(q, k, v, offset))
 
     def last(rows: int) -> Callable[[], Outputs]:
         return lambda: attend(q[:, :, -rows:], k, v, keys - rows)
@@ -147,7 +156,7 @@ def recompute(
         stranger: other values, same shapes: the company.
         attend_offset: the same with a causal_offset, if there is such a thing; used if is_causal.
     """
-    whole = attend(*inputs, is_causal)
+    whole = _kept(attend(*inputs, is_causal))
     ways = [*_company(attend, inputs, stranger, is_causal, whole), *_rows(attend, inputs, stranger, is_causal, whole)]
     if is_causal and attend_offset is not None:
         ways += _offsets(attend_offset, inputs, stranger)
@@ -161,3 +170,14 @@ def recompute(
         if said := compare_outputs(names, way.expected, got):
             found.differing.append(f"{way.name}: {said}")
     return found
+
+
+def rows_of_shape(subject: Subject, shape: Shape, own: str, company: str, seed: int, device: str = "cuda") -> Rows:
+    """Row invariance of a subject on one shape; also with a causal_offset, if the subject has such a thing.
+
+    own, company: classes of inputs, of the rows that are compared and of what is beside them.
+    """
+    inputs, stranger = make(own, shape, seed, device), make(company, shape, seed + 1, device)
+    with subject.context():
+        names = names_of(subject.attend(*inputs, shape.is_causal))
+        return recompute(subject.attend, names, inputs, stranger, shape.is_causal, subject.attend_offset)

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 import dhp_safe_fa
-from dhp_safe_fa.gates import cli, controls, inputs
+from dhp_safe_fa.gates import cli, controls, inputs, subjects
 from dhp_safe_fa.gates.bitwise import gate as bitwise
 from dhp_safe_fa.gates.bitwise import load as bitwise_load
 from dhp_safe_fa.gates.bitwise import rows as bitwise_rows
-from dhp_safe_fa.gates.bitwise.compare import compare_outputs, compare_runs, first_difference
+from dhp_safe_fa.gates.bitwise.compare import compare_outputs, compare_runs, first_difference, repeat
 from dhp_safe_fa.gates.bitwise.memory import PoisonedBlocks, WrongMemory
 from dhp_safe_fa.gates.bitwise.rows import Rows
 from dhp_safe_fa.gates.inputs import Shape
@@ -142,12 +142,33 @@ def rows(shape: Shape, attend: bitwise_rows.Attend, offset: bitwise_rows.AttendO
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_the_operator_is_row_invariant(shape: Shape) -> None:
-    found = rows(shape, ours, bitwise._attend_offset)
+    found = rows(shape, ours, subjects._attend_ours_offset)
     assert (found.differing, found.refused) == ([], []) and found.ways >= 7
 
 
+@pytest.mark.parametrize(("own", "company"), bitwise.ROW_CLASSES.items())
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_the_operator_is_row_invariant_on_every_class(own: str, company: str, dtype: str) -> None:
+    shape = Shape(1, 2, 1, 20, 150, 64, dtype, True)
+    subject = Subject("ours", ours, nullcontext, ("ours",), (shape,), "", subjects._attend_ours_offset)
+    found = bitwise_rows.rows_of_shape(subject, shape, own, company, seed=1, device="cpu")
+    assert (found.differing, found.refused) == ([], [])
+
+
+def test_outputs_that_share_their_memory_are_not_compared_with_themselves() -> None:
+    kept = torch.zeros(2, 4, 450, 64)
+
+    def attend(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> tuple[Tensor, ...]:
+        kept[:] = q.size(0)  # what a row is depends on the batch
+        return (kept[: q.size(0), : q.size(1), : q.size(2)],)
+
+    own, stranger = (inputs.make("normal", Shape(1, 2, 2, 150, 150, 64, "float16", False), i, "cpu") for i in (1, 2))
+    found = bitwise_rows.recompute(attend, ("out",), own, stranger, False)
+    assert [line.partition(":")[0] for line in found.differing] == ["other batches beside"]
+
+
 def test_offsets_add_ways() -> None:
-    assert rows(SHAPES[0], ours, bitwise._attend_offset).ways == rows(SHAPES[0], ours).ways + 7
+    assert rows(SHAPES[0], ours, subjects._attend_ours_offset).ways == rows(SHAPES[0], ours).ways + 7
 
 
 def with_fault(fault: Callable[[Tensor, Tensor], float]) -> bitwise_rows.Attend:
@@ -216,25 +237,46 @@ def examine(
     differing: tuple[str, ...] = (),
     refused: tuple[str, ...] = (),
     kernels: tuple[str, ...] = ("a",),
+    ways: int = 18,
 ) -> tuple[str, list[str]]:
     monkeypatch.setattr(bitwise, "repeat_shape", lambda *_: (list(repeats), share))
-    monkeypatch.setattr(bitwise, "rows_of_shape", lambda *_: Rows(list(differing), list(refused), 18))
+    monkeypatch.setattr(bitwise, "rows_of_shape", lambda *_: Rows(list(differing), list(refused), ways))
     subject = Subject("a", lambda q, k, v, is_causal: (q,), nullcontext, kernels, tuple(SHAPES[:1]))
     result = bitwise.examine(subject, bitwise.QUICK, RIGHT, lambda _: None)
-    assert result.figures["ways to compute a row"] == 18
+    if result.verdict != NOT_RUN:
+        assert result.figures["ways to compute a row"] == (ways * len(bitwise.ROW_CLASSES) if ways else 0)
     return result.verdict, result.problems
+
+
+def each_class(line: str) -> list[str]:
+    return [f"{SHAPES[0]} {own}: {line}" for own in bitwise.ROW_CLASSES]
+
+
+def test_rows_of_unlike_classes_are_computed_beside_others() -> None:
+    """NaN and Inf are the contract's exception."""
+    known = set(inputs.CLASSES) - {"NaN rows", "Inf rows"}
+    assert len(bitwise.ROW_CLASSES) >= 4 and {*bitwise.ROW_CLASSES, *bitwise.ROW_CLASSES.values()} <= known
+    assert all(own != company for own, company in bitwise.ROW_CLASSES.items())
 
 
 def test_verdicts(monkeypatch: pytest.MonkeyPatch) -> None:
     assert examine(monkeypatch) == (PASS, [])
     assert examine(monkeypatch, repeats=("runs",)) == (FAIL, ["runs"])
-    assert examine(monkeypatch, differing=("rows",)) == (FAIL, [f"{SHAPES[0]} rows"])
+    assert examine(monkeypatch, differing=("rows",)) == (FAIL, each_class("rows"))
     assert examine(monkeypatch, share=0.2)[0] == INVALID
 
 
 def test_ours_may_refuse_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert examine(monkeypatch, refused=("way",)) == (FAIL, [f"{SHAPES[0]} way"])
+    assert examine(monkeypatch, refused=("way",)) == (FAIL, each_class("way"))
     assert examine(monkeypatch, refused=("way",), kernels=()) == (PASS, [])
+
+
+def test_where_no_row_was_computed_again_there_is_no_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    nothing = f"{SHAPES[0]}: no row could be computed again: "
+    assert examine(monkeypatch, refused=("no",) * 18, kernels=()) == (NOT_RUN, [f"{nothing}no"])
+    assert examine(monkeypatch, ways=0) == (NOT_RUN, [f"{nothing}there was no way"])
+    found = examine(monkeypatch, repeats=("runs",), ways=0)
+    assert found == (FAIL, ["runs", f"{SHAPES[0]}: not run: {nothing.partition(': ')[2]}there was no way"])
 
 
 def test_memory_that_cannot_be_poisoned_is_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -299,6 +341,5 @@ def test_the_load_runs_beside(gpu: None) -> None:
 
 
 def test_repeat_catches_what_is_left_unwritten(gpu: None) -> None:
-    assert bitwise.repeat(lambda: (torch.zeros(100, device="cuda"),), ["out"], 5) == ""
-    assert "4 of 4 runs" in bitwise.repeat(lambda: (torch.empty(100, device="cuda"),), ["out"], 5)
-
+    assert repeat(lambda: (torch.zeros(100, device="cuda"),), ["out"], 5) == ""
+    assert "4 of 4 runs" in repeat(lambda: (torch.empty(100, device="cuda"),), ["out"], 5)
