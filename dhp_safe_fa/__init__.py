@@ -11,7 +11,8 @@ Importing the package registers ``torch.ops.dhp.attention`` and ``torch.ops.dhp.
 """
 
 from dhp_safe_fa._ops import attention, attention_lse
-from dhp_safe_fa._policy import Call, Policy, policy, set_policy
+from dhp_safe_fa._policy import Policy, policy, set_policy
+from dhp_safe_fa._report import Call
 from dhp_safe_fa._sdpa import sdpa
 from dhp_safe_fa._version import __version__
 

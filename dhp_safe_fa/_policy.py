@@ -16,68 +16,56 @@ import threading
 import warnings
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 from types import FunctionType
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from dhp_safe_fa._at_work import default, default_multi_head, entered, entries, set_default
+from dhp_safe_fa._recognized import (
+    FLEX,
+    FUSED,
+    KERNELS,
+    OURS,
+    SDPA,
+    is_foreign_attention,
+    runs_functions_unseen,
+    torch_multi_head,
+)
+from dhp_safe_fa._report import Call, choice_of_torch, describe, table
 from dhp_safe_fa._sdpa import serve, why_not
 
 Name = Literal["secure", "hybrid", "audit"]
 
-_torch_sdpa = F.scaled_dot_product_attention
-_torch_multi_head = F.multi_head_attention_forward
-
-
-def _named(namespace: Any, *names: str) -> tuple[Callable[..., Any], ...]:
-    """Both objects by which each operator may be called."""
-    packets = [getattr(namespace, name) for name in names]
-    return (*packets, *(packet.default for packet in packets))
-
-
-_SDPA = (_torch_sdpa, *_named(torch.ops.aten, "scaled_dot_product_attention"))
-_OURS = _named(torch.ops.dhp, "attention", "attention_lse")
-# Attention fused with the layer around it. Eager code does not choose these under a mode, compiled code does.
-_FUSED = (
-    torch._transformer_encoder_layer_fwd,
-    torch._native_multi_head_attention,
-    *_named(torch.ops.aten, "_transformer_encoder_layer_fwd", "_native_multi_head_attention"),
+FLEX_REASON = (
+    "flex_attention computes attention in kernels that torch.compile makes of Python functions; "
+    "supported: scaled_dot_product_attention"
 )
-# What SDPA calls; a program that was compiled elsewhere may call these by itself.
-_KERNELS = _named(
-    torch.ops.aten,
-    "_scaled_dot_product_flash_attention",
-    "_scaled_dot_product_flash_attention_for_cpu",
-    "_scaled_dot_product_efficient_attention",
-    "_scaled_dot_product_cudnn_attention",
-    "_scaled_dot_product_fused_attention_overrideable",
-    "_scaled_dot_product_attention_math",
+FUSED_REASON = (
+    "torch's fused encoder layer has attention of its own; "
+    "switch it off by torch.backends.mha.set_fastpath_enabled(False)"
+)
+NEED_WEIGHTS_REASON = (
+    "need_weights: True in torch.nn.MultiheadAttention, which then computes attention without "
+    "scaled_dot_product_attention; pass need_weights=False"
 )
 
 # A mode is off while it handles a function, so torch's multi-head attention would call SDPA unseen. This is torch's own
 # code, except that it does not hand itself to the mode a second time.
 _multi_head = FunctionType(
-    _torch_multi_head.__code__,
+    torch_multi_head.__code__,
     {**vars(F), "has_torch_function": lambda _: False},
-    argdefs=_torch_multi_head.__defaults__,
+    argdefs=torch_multi_head.__defaults__,
 )
-_NEED_WEIGHTS = list(inspect.signature(_torch_multi_head).parameters).index("need_weights")
+_MULTI_HEAD_ARGUMENTS = inspect.signature(torch_multi_head)
+_NEED_WEIGHTS = list(_MULTI_HEAD_ARGUMENTS.parameters).index("need_weights")
+_NUM_HEADS = list(_MULTI_HEAD_ARGUMENTS.parameters).index("num_heads")
 
 _lock = threading.Lock()
-
-
-class Call(NamedTuple):
-    """One kind of attention call, as the ``calls`` of a policy count them."""
-
-    query: tuple[Any, ...]  #: shape [..., Hq, Sq, D]; a size that was symbolic when it was compiled is a string
-    key: tuple[Any, ...]  #: shape [..., Hk, Sk, D]
-    dtype: str  #: of the query, for example "float16"
-    device: str  #: of the query, for example "cuda:0"
-    backend: str  #: "dhp", or torch's choice, for example "CUDNN_ATTENTION"
-    reason: str | None  #: why dhp does not serve it; None if it does
 
 
 class Policy(TorchFunctionMode):
@@ -85,7 +73,8 @@ class Policy(TorchFunctionMode):
 
     Attributes:
         name: "secure", "hybrid" or "audit".
-        calls: how often each :class:`Call` came by. Equal calls in a compiled function count once, when it is compiled.
+        calls: how often each :class:`Call` came by. Equal calls in compiled functions count once, however often these
+            run, also if they were compiled earlier.
     """
 
     name: ClassVar[str]
@@ -95,17 +84,23 @@ class Policy(TorchFunctionMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.calls: Counter[Call] = Counter()
+        self._eager: Counter[Call] = Counter()
+
+    @property
+    def calls(self) -> Counter[Call]:
+        found = Counter(self._eager)
+        for attribute in tuple(vars(self)):
+            if attribute.startswith(_RAN):
+                found.setdefault(_traced[int(attribute.removeprefix(_RAN))], 1)
+        return found
 
     def __str__(self) -> str:
         """The calls as a table."""
-        from dhp_safe_fa._report import table
-
         return table(self.name, self.calls)
 
     def __enter__(self) -> Policy:
         if not torch.compiler.is_dynamo_compiling():
-            _entered().append(self)
+            entered().append(self)
             self._begin()
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
@@ -114,7 +109,7 @@ class Policy(TorchFunctionMode):
         super().__exit__(*exception)  # type: ignore[no-untyped-call]
         if not torch.compiler.is_dynamo_compiling():
             self._end()
-            _entered().remove(self)
+            entered().remove(self)
 
     def _begin(self) -> None:
         """What the process has to know while a policy is at work; here nothing."""
@@ -126,22 +121,35 @@ class Policy(TorchFunctionMode):
         self, func: Callable[..., Any], types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if func in _SDPA:
+        if func in SDPA:
             return self._attend(func, *args, **kwargs)
-        if func is _torch_multi_head or func is _default_multi_head:
+        if func is torch_multi_head or func is default_multi_head:
             return self._attend_with_heads(*args, **kwargs)
-        if func in _FUSED:
-            reason = (
-                "torch's fused encoder layer has attention of its own; "
-                "switch it off by torch.backends.mha.set_fastpath_enabled(False)"
-            )
-            self._refuse_or_note(args[0], args[0], reason)
-        if self.refuses and func in _KERNELS:
-            self._refuse_or_note(args[0], args[1], f"{func}: called directly; supported: scaled_dot_product_attention")
+        if func in FUSED:
+            self._refuse_or_note(args[0], args[0], FUSED_REASON)
+        if func in FLEX:
+            self._refuse_or_note(args[0], args[1], FLEX_REASON)
+        if self.refuses:
+            self._refuse_unknown(func)
         if func is Tensor.unflatten:
             # torch.compile cannot trace this method under a mode, but it can trace the function.
             return torch.unflatten(*args, **kwargs)
         return func(*args, **kwargs)
+
+    def _refuse_unknown(self, func: Any) -> None:
+        if func in KERNELS:
+            self.refuse(f"{func}: called directly; supported: scaled_dot_product_attention")
+        if runs_functions_unseen(func):
+            self.refuse(
+                f"torch.ops.higher_order.{func.__name__} runs functions where their attention is not seen; supported: "
+                "Python's own control flow (of an exported program: export it under the policy, without such blocks)"
+            )
+        if not torch.compiler.is_dynamo_compiling() and is_foreign_attention(func):
+            self.refuse(f"{func}: an operator that is called attention; supported: scaled_dot_product_attention")
+
+    def refuse(self, reason: str) -> None:
+        """Raises RuntimeError with the reason."""
+        raise RuntimeError(f"dhp_safe_fa.policy({self.name!r}): {reason}")
 
     def _attend(
         self,
@@ -163,49 +171,57 @@ class Policy(TorchFunctionMode):
 
     def _attend_with_heads(self, query: Tensor, key: Tensor, *args: Any, **kwargs: Any) -> Any:
         """F.multi_head_attention_forward, which nn.MultiheadAttention and nn.TransformerEncoderLayer call."""
-        position = _NEED_WEIGHTS - 2
+        position, heads = _NEED_WEIGHTS - 2, _NUM_HEADS - 2
         if args[position] if len(args) > position else kwargs.get("need_weights", True):
-            reason = (
-                "need_weights: True in torch.nn.MultiheadAttention, which then computes attention without "
-                "scaled_dot_product_attention; pass need_weights=False"
-            )
-            self._refuse_or_note(query, key, reason)
+            count = args[heads] if len(args) > heads else kwargs["num_heads"]
+            self._refuse_or_note(_heads_of(query, count), _heads_of(key, count), NEED_WEIGHTS_REASON)
         with self:
             return _multi_head(query, key, *args, **kwargs)
 
     def _refuse_or_note(self, query: Tensor, key: Tensor, reason: str | None, *others: Any) -> None:
         if self.refuses and reason is not None:
-            raise RuntimeError(f"dhp_safe_fa.policy({self.name!r}): {reason}")
+            self.refuse(reason)
         if torch.compiler.is_dynamo_compiling():
             torch._dynamo.comptime.comptime(_note_traced)
+            # Written by the graph each time that it runs, of whatever policy of this kind it then runs under; never
+            # read in a trace, so that no graph depends on it.
+            ran = _attribute_of_traced()
+            if ran is not None:
+                setattr(self, ran, True)
         else:
             self._note(query, key, reason, others)
 
-    def _note(
-        self, query: Tensor, key: Tensor, reason: str | None, others: tuple[Any, ...], traced: bool = False
-    ) -> None:
-        backend = "dhp" if self.serves and reason is None else _choice_of_torch(query, key, others)
-        self._count(_call(query, key, backend, reason), traced)
+    def _note(self, query: Tensor, key: Tensor, reason: str | None, others: tuple[Any, ...]) -> None:
+        backend = "dhp" if self.serves and reason is None else choice_of_torch(query, key, others)
+        self._count(describe(query, key, backend, reason))
 
-    def _count(self, call: Call, traced: bool = False) -> None:
-        """A trace says nothing about how often: the compiler may start it over, and the graph run many times."""
+    def _count(self, call: Call) -> None:
+        news = call.reason is not None and all(call.reason != known.reason for known in self.calls)
         with _lock:
-            if not traced or call not in self.calls:
-                self.calls[call] += 1
+            self._eager[call] += 1
+        if news:
+            self._warn(call)
+
+    def _warn(self, call: Call) -> None:
+        """A reason that this policy meets for the first time; here nothing."""
 
 
 class _Secure(Policy):
     name, serves, refuses = "secure", True, True
 
+    def _begin(self) -> None:
+        entries.close()
+
+    def _end(self) -> None:
+        entries.open()
+
 
 class _Hybrid(Policy):
     name, serves, refuses = "hybrid", True, False
 
-    def _count(self, call: Call, traced: bool = False) -> None:
-        news = call.reason is not None and all(call.reason != known.reason for known in tuple(self.calls))
-        super()._count(call, traced)
-        if news:
-            warnings.warn(f"dhp_safe_fa.policy('hybrid'): torch's own attention runs: {call.reason}", stacklevel=2)
+    def _warn(self, call: Call) -> None:
+        sentence = f"dhp_safe_fa.policy('hybrid'): torch's own attention runs: {call.reason}"
+        warnings.warn(sentence, stacklevel=_level_of_caller())
 
 
 class _Audit(Policy):
@@ -230,63 +246,64 @@ class _Audit(Policy):
     def __torch_function__(
         self, func: Callable[..., Any], types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if func in _OURS:
-            self._count(_call(args[0], args[1], "dhp", None))
+        if func in OURS:
+            self._count(describe(args[0], args[1], "dhp", None))
         return super().__torch_function__(func, types, args, kwargs)
 
 
 _POLICIES: dict[str, type[Policy]] = {kind.name: kind for kind in (_Secure, _Hybrid, _Audit)}
 
 
-# ---- what is noted about a call -------------------------------------------------------------------------------------
+def _level_of_caller() -> int:
+    """The stacklevel, for warnings.warn in the function that asks, of the first frame outside of torch and of here."""
+    own = tuple(str(Path(module.__file__ or "").parent) for module in (torch, sys.modules[__package__ or ""]))
+    level, frame = 1, sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(own):
+        level, frame = level + 1, frame.f_back
+    return level
 
 
-_threads = threading.local()
+def _heads_of(tensor: Tensor, count: int) -> Tensor:
+    """[..., H, S, D] of what multi-head attention is given, [S, ..., H * D]."""
+    return tensor.reshape(*tensor.shape[:-1], count, -1).movedim(0, -2)
 
 
-def _entered() -> list[Policy]:
-    """The policies that this thread is inside of, innermost last."""
-    if not hasattr(_threads, "entered"):
-        _threads.entered = []
-    entered: list[Policy] = _threads.entered
-    return entered
+# ---- what is noted while torch.compile traces -----------------------------------------------------------------------
+
+# Calls in compiled functions, in the order of their first compilation. By attributes _ran_0, _ran_1, ... a graph tells
+# a policy that it ran the call of that number under it.
+_traced: list[Call] = []
+_RAN = "_ran_"
+_threads = threading.local()  # the attribute of the call that is being traced
 
 
 def _note_traced(context: Any) -> None:
     """Runs while torch.compile traces Policy._refuse_or_note, with its local variables."""
+    torch.compiler.assume_constant_result(_attribute_of_traced)
     kind = context.get_local("self").python_type()
-    policies = [policy for policy in (_default, *_entered()) if policy is not None and type(policy) is kind]
     query, key = (context.get_local(name).as_fake() for name in ("query", "key"))
-    (policies or [kind()])[-1]._note(query, key, context.get_local("reason").as_python_constant(), (), traced=True)
+    reason = context.get_local("reason").as_python_constant()
+    backend = "dhp" if kind.serves and reason is None else "torch"
+    call = describe(query, key, backend, reason)
+    policies = [policy for policy in (default(), *entered()) if policy is not None and type(policy) is kind]
+    policy = (policies or [kind()])[-1]
+    if reason is not None and all(call.reason != known.reason for known in policy.calls):
+        policy._warn(call)
+    if context._ComptimeContext__tx.output.current_tracer.parent is not None:
+        # Inside of a checkpoint, say, where graphs may not write attributes: counted now, and in this policy only.
+        _threads.attribute = None
+        policy._eager.setdefault(call, 1)
+        return
+    with _lock:
+        if call not in _traced:
+            _traced.append(call)
+        _threads.attribute = f"{_RAN}{_traced.index(call)}"
 
 
-def _call(query: Tensor, key: Tensor, backend: str, reason: str | None) -> Call:
-    dtype = str(query.dtype).removeprefix("torch.")
-    return Call(_sizes(query), _sizes(key), dtype, str(query.device), backend, reason)
-
-
-def _sizes(tensor: Tensor) -> tuple[Any, ...]:
-    return tuple(size if isinstance(size, int) else str(size) for size in tensor.shape)
-
-
-def _choice_of_torch(query: Tensor, key: Tensor, others: tuple[Any, ...]) -> str:
-    """The backend that SDPA would choose; others are its remaining arguments, where they are known."""
-    from torch.nn.attention import SDPBackend
-
-    if not others:
-        return "torch"
-    value, attn_mask, dropout_p, is_causal, scale, enable_gqa = others
-    device = query.device.type
-    if torch.is_autocast_enabled(device):
-        dtype = torch.get_autocast_dtype(device)
-        query, key, value = (t.to(dtype) if t.is_floating_point() else t for t in (query, key, value))
-    try:
-        choice = torch._fused_sdp_choice(
-            query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
-        )
-    except RuntimeError:
-        return "none"  # what SDPA will say itself
-    return str(SDPBackend(choice).name)
+def _attribute_of_traced() -> str | None:
+    """For torch.compile a constant: what _note_traced has just noted."""
+    attribute: str | None = _threads.attribute
+    return attribute
 
 
 # ---- choosing -------------------------------------------------------------------------------------------------------
@@ -319,9 +336,6 @@ def policy(name: Name) -> Policy:
     return _POLICIES[name]()
 
 
-_default: Policy | None = None
-
-
 def set_policy(name: Name | None) -> Policy | None:
     """A policy for the whole process: every thread, also those that run already, until the next call.
 
@@ -345,43 +359,13 @@ def set_policy(name: Name | None) -> Policy | None:
         warnings.simplefilter("ignore")  # of what torch imports for that, and has deprecated
         torch.overrides.get_overridable_functions()
 
-    global _default
-    before, _default = _default, None if name is None else policy(name)
+    before, after = default(), None if name is None else policy(name)
     if before is not None:
         before._end()
-    if _default is not None:
-        _default._begin()
-    replacements = {id(_torch_sdpa): _default_sdpa, id(_torch_multi_head): _default_multi_head}
-    if _default is None:
-        replacements = {id(_default_sdpa): _torch_sdpa, id(_default_multi_head): _torch_multi_head}
-    _replace_everywhere(replacements)
-    torch.backends.mha.set_fastpath_enabled(_default is None)
+    if after is not None:
+        after._begin()
+    set_default(after)
+    torch.backends.mha.set_fastpath_enabled(after is None)
     if "torch._dynamo" in sys.modules:
         torch.compiler.reset()
-    return _default
-
-
-def _default_sdpa(*args: Any, **kwargs: Any) -> Any:
-    default = _default
-    if default is None:
-        return _torch_sdpa(*args, **kwargs)
-    with default:
-        return _torch_sdpa(*args, **kwargs)
-
-
-def _default_multi_head(*args: Any, **kwargs: Any) -> Any:
-    default = _default
-    if default is None:
-        return _torch_multi_head(*args, **kwargs)
-    with default:
-        return _torch_multi_head(*args, **kwargs)
-
-
-def _replace_everywhere(replacements: dict[int, Any]) -> None:
-    """In torch.nn.functional and in every module outside of torch and of this package."""
-    for name, module in list(sys.modules.items()):
-        if name.split(".")[0] in ("torch", "dhp_safe_fa") and module is not F:
-            continue
-        for attribute, value in list(getattr(module, "__dict__", {}).items()):
-            if id(value) in replacements:
-                setattr(module, attribute, replacements[id(value)])
+    return after

@@ -1,14 +1,54 @@
-"""The calls that a policy has counted, as a table to print."""
+"""The calls of attention that a policy has counted: what is noted of one, and the table to print."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import Any, NamedTuple
 
-if TYPE_CHECKING:
-    from dhp_safe_fa._policy import Call
+import torch
+from torch import Tensor
 
 WIDTH = 160  # columns; reasons wrap
+
+
+class Call(NamedTuple):
+    """One kind of attention call, as the ``calls`` of a policy count them."""
+
+    query: tuple[Any, ...]  #: shape [..., Hq, Sq, D]; a size that was symbolic when it was compiled is a string
+    key: tuple[Any, ...]  #: shape [..., Hk, Sk, D]
+    dtype: str  #: of the query, for example "float16"
+    device: str  #: of the query, for example "cuda:0"
+    backend: str  #: "dhp", or torch's choice, for example "CUDNN_ATTENTION"
+    reason: str | None  #: why dhp does not serve it; None if it does
+
+
+def describe(query: Tensor, key: Tensor, backend: str, reason: str | None) -> Call:
+    dtype = str(query.dtype).removeprefix("torch.")
+    return Call(_sizes(query), _sizes(key), dtype, str(query.device), backend, reason)
+
+
+def _sizes(tensor: Tensor) -> tuple[Any, ...]:
+    return tuple(size if isinstance(size, int) else str(size) for size in tensor.shape)
+
+
+def choice_of_torch(query: Tensor, key: Tensor, others: tuple[Any, ...]) -> str:
+    """The backend that SDPA would choose; others are its remaining arguments, where they are known."""
+    from torch.nn.attention import SDPBackend
+
+    if not others:
+        return "torch"
+    value, attn_mask, dropout_p, is_causal, scale, enable_gqa = others
+    device = query.device.type
+    if torch.is_autocast_enabled(device):
+        dtype = torch.get_autocast_dtype(device)
+        query, key, value = (t.to(dtype) if t.is_floating_point() else t for t in (query, key, value))
+    try:
+        choice = torch._fused_sdp_choice(
+            query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+        )
+    except RuntimeError:
+        return "none"  # what SDPA will say itself
+    return str(SDPBackend(choice).name)
 
 
 def table(policy: str, calls: Mapping[Call, int]) -> str:
