@@ -64,9 +64,9 @@ def reference(
 ) -> Reference:
     """softmax(scale * q k^T) v over the visible keys alone, and its log-sum-exp, in float64 on q's device.
 
-    `mask` takes the place of is_causal and causal_offset. A row without a key: out 0, lse -inf. NaN and Inf take the
-    course of IEEE arithmetic, so a row whose scores are all -inf is NaN with lse -inf, and a score of +inf gives NaN with
-    lse +inf.
+    `mask` takes the place of is_causal and causal_offset. A row without a key: out 0, lse -inf.
+    NaN and Inf take the course of IEEE arithmetic, so a row whose scores are all -inf is NaN with lse -inf, and a score
+    of +inf gives NaN with lse +inf.
     """
     (_, hq, sq, d), sk = q.shape, k.shape[2]
     scale = 1.0 / math.sqrt(d) if scale is None else scale

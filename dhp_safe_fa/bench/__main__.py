@@ -176,7 +176,10 @@ def _run(args: argparse.Namespace, direction: Direction = FORWARD) -> Report | N
         return _sustained(cases, contestants, turns, seed, generator, notes)
     factors: dict[Case, float] = {}
     if device == "cuda" and not any(c.name == "fa3" for c in everybody):
-        factors, about = _factors(args.anchors, direction)
+        if any(c.name == "cudnn" for c in contestants):
+            factors, about = _factors(args.anchors, direction)
+        else:
+            about = "fa3 is not estimated: that needs cudnn among the peers"
         notes.append(about)
     rounds, sample_ms = (3, 5) if args.quick else (7, 20)
     settings = Settings(rounds, sample_ms, args.cold, layout=layout, alone_below_us=ALONE_BELOW_US)

@@ -201,3 +201,14 @@ def test_estimates_only_where_it_cannot_be_imported(
         assert len(report.results) == 36
         for result in report.results:
             assert result.ratio("fa3~") == pytest.approx(0.8 * factors[result.case])
+
+
+@pytest.mark.usefixtures("a_gpu")
+def test_without_cudnn_nothing_is_estimated(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flash = (Outcome("ours", 1e-4, times(10)), Outcome("flash", 1e-4, times(20)))
+    monkeypatch.setattr(command, "measure", lambda case, *_: Result(case, flash, 1e-3))
+    assert command.main(["--shapes", "anchors", "--peers", "flash"]) == 0
+    shown = capsys.readouterr().out
+    assert "fa3 is not estimated: that needs cudnn among the peers" in shown and "fa3~" not in shown
