@@ -92,7 +92,7 @@ def reference(
     result.score_magnitude.copy_(scale * (q_abs * k_abs.amax(dim=2, keepdim=True)).sum(dim=-1))
     # 0 * NaN is NaN: beside non-finite values rows that see different keys are computed apart, each with exactly
     # its own keys instead of zero weights.
-    block = BLOCK[q.device.type] if not is_causal or bool(v.isfinite().all()) else 1
+    block = BLOCK[q.device.type] if mask == Mask() or bool(v.isfinite().all()) else 1
     for first in range(0, sq, block):
         rows = slice(first, min(first + block, sq))
         ranges = [visible_keys(i, sk, mask) for i in range(rows.start, rows.stop)]
