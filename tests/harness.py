@@ -177,3 +177,16 @@ def attend(
     assert lse.is_contiguous()
     assert same_bits(out, alone), "attention and attention_lse differ"
     return out, lse
+
+
+# ---- operators ------------------------------------------------------------------------------------------------------
+
+OPERATORS = [torch.ops.dhp.attention.default, torch.ops.dhp.attention_lse.default]
+both_operators = pytest.mark.parametrize("operator", OPERATORS, ids=lambda operator: operator.name())
+
+# Inductor and forward mode still use torch.jit, which torch has deprecated.
+torch_jit_is_deprecated = pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+
+
+def as_tuple(result: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    return (result,) if isinstance(result, Tensor) else result

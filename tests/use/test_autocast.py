@@ -1,0 +1,57 @@
+"""The operators under torch.autocast."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from harness import Target, as_tuple, both_operators, qkv, same_bits
+
+import dhp_safe_fa
+
+
+@both_operators
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("given", ["float32", "other_half", "mixed"])
+def test_autocast(operator: Any, device: str, rng: torch.Generator, dtype: torch.dtype, given: str) -> None:
+    """Everything in the autocast dtype, as SDPA does it."""
+    float32 = Target(device, torch.float32)
+    other_half = torch.float16 if dtype == torch.bfloat16 else torch.bfloat16
+    dtypes = {
+        "float32": (torch.float32,) * 3,
+        "other_half": (other_half,) * 3,
+        "mixed": (dtype, torch.float32, other_half),
+    }[given]
+    q, k, v = (t.to(d) for t, d in zip(qkv(rng, float32, 2, 4, 4, 33, 70, 64), dtypes, strict=True))
+    want = as_tuple(operator(q.to(dtype), k.to(dtype), v.to(dtype), True, 0.3, 7))
+    with torch.autocast(device, dtype=dtype):
+        got = as_tuple(operator(q, k, v, True, 0.3, 7))
+        by_name = as_tuple(operator(q, k, v, is_causal=True, scale=0.3, causal_offset=7))
+        sdpa = F.scaled_dot_product_attention(q, k, v)
+    assert got[0].dtype == sdpa.dtype == dtype
+    for tensors in (got, by_name):
+        assert all(same_bits(g, w) for g, w in zip(tensors, want, strict=True))
+
+
+def test_autocast_that_is_off_casts_nothing(device: str, rng: torch.Generator) -> None:
+    q, k, v = qkv(rng, Target(device, torch.float16), 2, 4, 2, 33, 70, 64)
+    with torch.autocast(device, dtype=torch.bfloat16), torch.autocast(device, enabled=False):
+        assert dhp_safe_fa.attention(q, k, v).dtype == torch.float16
+        with pytest.raises(RuntimeError, match="dtype"):
+            dhp_safe_fa.attention(q, k.float(), v)
+
+
+def test_autocast_still_refuses_gradients(device: str, rng: torch.Generator) -> None:
+    q, k, v = (t.float() for t in qkv(rng, Target(device, torch.bfloat16), 2, 4, 2, 33, 70, 64))
+    for tensors in ((q.clone().requires_grad_(), k, v), (q, k.clone().requires_grad_(), v)):
+        with torch.autocast(device, dtype=torch.bfloat16), pytest.raises(RuntimeError, match="backward"):
+            dhp_safe_fa.attention(*tensors)
+
+
+def test_autocast_does_not_take_double(device: str, rng: torch.Generator) -> None:
+    """As everywhere in torch, autocast leaves float64 alone."""
+    q, k, v = (t.double() for t in qkv(rng, Target(device, torch.bfloat16), 2, 4, 2, 33, 70, 64))
+    with torch.autocast(device, dtype=torch.bfloat16), pytest.raises(RuntimeError, match="dtype"):
+        dhp_safe_fa.attention(q, k, v)

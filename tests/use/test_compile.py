@@ -1,0 +1,199 @@
+"""The operators under torch.compile, torch.export, ahead-of-time inductor, and what traces graphs."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from harness import LAYOUTS, Target, normal, qkv, same_bits, torch_jit_is_deprecated
+from torch import Tensor
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.overrides import TorchFunctionMode
+
+import dhp_safe_fa
+
+
+def block(qkv_rows: Tensor) -> Tensor:
+    """What a model does around attention: [B, S, 3, H, D] in, [B, S, H * D] out."""
+    q, k, v = qkv_rows.permute(2, 0, 3, 1, 4)
+    return dhp_safe_fa.attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
+
+
+def cached_block(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """Decoding on a cache: the offset is computed from shapes."""
+    return dhp_safe_fa.attention_lse(q * 2, k, v + 1, is_causal=True, causal_offset=k.shape[2] - q.shape[2])
+
+
+@pytest.fixture(scope="module")
+def compiler_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """The compiler's usual cache on disk may hold graphs from an earlier build of the operators."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path_factory.mktemp("inductor")))
+        yield
+
+
+@pytest.fixture
+def fresh_compiler(compiler_cache: None) -> Iterator[None]:
+    torch.compiler.reset()
+    yield
+    torch.compiler.reset()
+
+
+@torch_jit_is_deprecated
+def test_compile_with_dynamic_shapes(device: str, rng: torch.Generator, fresh_compiler: None) -> None:
+    """One graph, inductor, any length, no recompilation, the bits of eager."""
+    target = Target(device, torch.float16)
+    compiled = torch.compile(block, fullgraph=True, dynamic=True)
+    first = normal(rng, (2, 50, 3, 4, 64), target)
+    assert same_bits(compiled(first), block(first))
+    with torch.compiler.set_stance("fail_on_recompile"):
+        for batch, length in ((2, 17), (3, 64), (5, 129), (2, 500)):
+            rows = normal(rng, (batch, length, 3, 4, 64), target)
+            assert same_bits(compiled(rows), block(rows))
+
+
+def test_compile_with_offset_from_shapes(device: str, rng: torch.Generator, fresh_compiler: None) -> None:
+    compiled = torch.compile(cached_block, fullgraph=True, dynamic=True, backend="aot_eager")
+    for sq, sk in ((5, 50), (7, 70), (9, 72)):
+        tensors = qkv(rng, Target(device, torch.float16), 2, 4, 2, sq, sk, 64)
+        for got, want in zip(compiled(*tensors), cached_block(*tensors), strict=True):
+            assert same_bits(got, want)
+
+
+@torch_jit_is_deprecated
+@pytest.mark.parametrize("layout", ["transposed_bshd", "every_second_column", "columns_outermost"])
+def test_compile_keeps_strides(device: str, rng: torch.Generator, layout: str, fresh_compiler: None) -> None:
+    """Inductor may choose the layout of q * 2; what comes out has to lie as the graph was promised."""
+    tensors = [LAYOUTS[layout](t) for t in qkv(rng, Target(device, torch.float16), 2, 4, 2, 33, 70, 64)]
+    got, want = torch.compile(cached_block, fullgraph=True)(*tensors), cached_block(*tensors)
+    for g, w in zip(got, want, strict=True):
+        assert same_bits(g, w)
+    assert got[0].stride() == want[0].stride()
+
+
+def test_compile_under_autocast(device: str, rng: torch.Generator, fresh_compiler: None) -> None:
+    q, k, v = (t.float() for t in qkv(rng, Target(device, torch.bfloat16), 2, 4, 2, 33, 70, 64))
+    compiled = torch.compile(dhp_safe_fa.attention, fullgraph=True, backend="aot_eager")
+    with torch.autocast(device, dtype=torch.bfloat16):
+        got, want = compiled(q, k, v), dhp_safe_fa.attention(q, k, v)
+    assert got.dtype == torch.bfloat16 and same_bits(got, want)
+
+
+def test_compile_refuses_gradients(device: str, rng: torch.Generator, fresh_compiler: None) -> None:
+    q, k, v = qkv(rng, Target(device, torch.float16), 2, 4, 2, 33, 70, 64)
+    compiled = torch.compile(dhp_safe_fa.attention, fullgraph=True, backend="aot_eager")
+    with pytest.raises(RuntimeError, match="backward"):
+        compiled(q.requires_grad_(), k, v)
+    with torch.no_grad():
+        assert same_bits(compiled(q, k, v), dhp_safe_fa.attention(q, k, v))
+
+
+class Block(torch.nn.Module):
+    def forward(self, qkv_rows: Tensor) -> Tensor:
+        return block(qkv_rows)
+
+
+def test_export(device: str, rng: torch.Generator) -> None:
+    target = Target(device, torch.float16)
+    length = torch.export.Dim("length", min=2, max=4096)
+    example = normal(rng, (2, 50, 3, 4, 64), target)
+    program = torch.export.export(Block(), (example,), dynamic_shapes=({1: length},))
+    assert any("dhp" in str(node.target) for node in program.graph.nodes), "the operator is not in the graph"
+    for s in (2, 50, 129):
+        rows = normal(rng, (2, s, 3, 4, 64), target)
+        assert same_bits(program.module()(rows), block(rows))
+
+
+# torch.export itself uses what torch has deprecated.
+@pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")
+def test_exported_program_refuses_gradients(device: str, rng: torch.Generator) -> None:
+    """Exported without gradients in mind, then trained: the graph must not drop them in silence."""
+    example = normal(rng, (2, 50, 3, 4, 64), Target(device, torch.float16))
+    with torch.no_grad():
+        program = torch.export.export(Block(), (example,))
+    with pytest.raises(RuntimeError, match="backward"):
+        program.module()(example.clone().requires_grad_())
+    with pytest.raises(RuntimeError, match="backward"):
+        program.run_decompositions().module()(example.clone().requires_grad_())
+
+
+ADDITIONS_AHEAD_OF_TIME = """
+import sys, torch
+
+class Additions(torch.nn.Module):
+    def forward(self, x):
+        return x + 1
+
+folder, device = sys.argv[1:]
+program = torch.export.export(Additions(), (torch.zeros(4, device=device),))
+package = torch._inductor.aoti_compile_and_package(program, package_path=f"{folder}/additions.pt2")
+torch._inductor.aoti_load_package(package)
+"""
+
+
+@pytest.mark.long
+@torch_jit_is_deprecated
+@pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")
+def test_ahead_of_time_inductor(device: str, rng: torch.Generator, fresh_compiler: None, tmp_path: Path) -> None:
+    """Compiled to a package on disk with a dynamic length, loaded and run without the Python of the model."""
+    if torch.version.cuda:  # torch 2.11.0+cu130 was seen to crash while it loads any package, for either device
+        control = subprocess.run([sys.executable, "-c", ADDITIONS_AHEAD_OF_TIME, tmp_path, device], check=False)
+        if control.returncode < 0:
+            pytest.skip(f"torch {torch.__version__} dies of signal {-control.returncode} on a package of x + 1 alone")
+    target = Target(device, torch.float16)
+    length = torch.export.Dim("length", min=2, max=4096)
+    program = torch.export.export(Block(), (normal(rng, (2, 50, 3, 4, 64), target),), dynamic_shapes=({1: length},))
+    package = torch._inductor.aoti_compile_and_package(program, package_path=str(tmp_path / "block.pt2"))
+    loaded = torch._inductor.aoti_load_package(package)
+    for s in (2, 50, 129):
+        rows = normal(rng, (2, s, 3, 4, 64), target)
+        assert same_bits(loaded(rows), block(rows))
+
+
+def test_vmap_compiled(device: str, rng: torch.Generator, fresh_compiler: None) -> None:
+    q, k, v = (normal(rng, (3, 2, 4, 33, 64), Target(device, torch.float16)) for _ in range(3))
+    mapped = torch.func.vmap(dhp_safe_fa.attention)
+    assert same_bits(torch.compile(mapped, fullgraph=True, backend="aot_eager")(q, k, v), mapped(q, k, v))
+
+
+# ---- tracing --------------------------------------------------------------------------------------------------------
+
+
+def test_traced_symbolically() -> None:
+    class Model(torch.nn.Module):
+        def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            return dhp_safe_fa.attention(q, k, v, is_causal=True)
+
+    nodes = [node.target for node in torch.fx.symbolic_trace(Model()).graph.nodes if node.op == "call_function"]
+    assert nodes == [torch.ops.dhp.attention.default]
+
+
+@pytest.mark.parametrize("pre_dispatch", [False, True])
+def test_traced_with_tensors(target: Target, rng: torch.Generator, pre_dispatch: bool) -> None:
+    """The graph is the operator alone: nothing of what was looked up while gradients were recorded."""
+    q, k, v = qkv(rng, target, 2, 4, 2, 9, 7, 64)
+    traced = make_fx(lambda q, k, v: dhp_safe_fa.attention(q, k, v), pre_dispatch=pre_dispatch)(q, k, v)
+    nodes = [node.target for node in traced.graph.nodes if node.op == "call_function"]
+    assert nodes == [torch.ops.dhp.attention.default]
+    with pytest.raises(RuntimeError, match="no backward"):
+        traced(q.requires_grad_(), k, v)
+
+
+def test_function_modes_see_grad_mode_as_it_is(target: Target, rng: torch.Generator) -> None:
+    factor = torch.ones((), device=target.device, dtype=target.dtype, requires_grad=True)
+    seen = []
+
+    class Scaled(TorchFunctionMode):
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            seen.append(func)
+            return func(*args, **(kwargs or {})) * factor
+
+    q, k, v = qkv(rng, target, 2, 4, 2, 9, 7, 64)
+    with Scaled():
+        out = dhp_safe_fa.attention(q, k, v)
+    assert out.requires_grad and torch._C._set_grad_enabled not in seen
