@@ -306,3 +306,35 @@ def test_listing_digest_is_stable(nvdisasm: None) -> None:
     cubin = _inspect.cubin(kernels[0]["name"])
     assert evidence_writer.listing_digest(cubin) == evidence_writer.listing_digest(cubin)
     assert str(tools.tempfile.gettempdir()) not in tools.disassemble(cubin)
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "sentence"),
+    [
+        ([], 0, ""),
+        (["--quick"], 2, "bitwise: run with --quick, and evidence needs all of its repeats"),
+        (["--policy", "all.json"], 2, "another policy than audits/sass_policy.json"),
+    ],
+)
+def test_from_a_run_of_all(
+    anywhere: None,
+    options: list[str],
+    code: int,
+    sentence: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """`gates all` and then `gates evidence --from`, as they are typed; the gates themselves pass."""
+    made = some_run()
+    monkeypatch.chdir(tmp_path)
+    Path("all.json").write_text('{"declassifications": []}')
+    monkeypatch.setattr(parts, "here", lambda: {**NOW, "policy": parts.of_policy()})
+    monkeypatch.setattr(cli.report, "environment", lambda: made["environment"])
+    monkeypatch.setattr(cli, "run_sass", lambda arguments, screen: ("PASS", made["sass"]))
+    monkeypatch.setattr(cli, "run_executing", lambda gate, arguments, screen: ("PASS", made[gate]))
+    assert cli.main(["all", *options, "--json", "run.json"]) == 0
+    capsys.readouterr()
+    assert cli.main(["evidence", "--from", "run.json", "--output", "evidence.json"]) == code
+    assert sentence in " ".join(capsys.readouterr().err.split())
+    assert Path("evidence.json").exists() == (code == 0)
