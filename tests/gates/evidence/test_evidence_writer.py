@@ -276,6 +276,15 @@ def test_a_run_that_does_not_say_how_it_was_made(how: Any) -> None:
         assemble([{**some_run(), "how": how}], KERNELS, LISTINGS, NOW)
 
 
+@pytest.mark.parametrize("here", ["another", None])
+def test_a_run_of_a_library_that_was_not_built_anew_is_refused(here: str | None) -> None:
+    """It names a commit whose kernels it has never seen. None: of an installed package, which knows no commit."""
+    run = some_run()
+    run["how"]["sources"]["here"] = here
+    with pytest.raises(Refused, match="not built from the sources of the commit"):
+        assemble([run], KERNELS, LISTINGS, NOW)
+
+
 def test_a_run_of_uncommitted_sources_is_refused() -> None:
     with pytest.raises(Refused, match="sources that differ from the commit"):
         assemble([some_run(dirty=True)], KERNELS, LISTINGS, NOW)
