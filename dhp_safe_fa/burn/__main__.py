@@ -67,7 +67,6 @@ def parser() -> argparse.ArgumentParser:
         extent = command.add_mutually_exclusive_group()
         extent.add_argument("--quick", action="store_true", help="the default: fewer lengths and peers, quick gates")
         extent.add_argument("--full", action="store_true", help="every shape and peer, full gates, a report for ncu-ui")
-        command.add_argument("--family", choices=FAMILIES, default=FORWARD, help="of kernels; default: %(default)s")
         command.add_argument("--shapes", nargs="+", metavar="WORD", help="as bench takes them; default: start, sweep")
 
     imports = commands.add_parser("import", help="record the stored benchmark result of a commit, without a decision")
@@ -84,6 +83,8 @@ def parser() -> argparse.ArgumentParser:
     log.add_argument("--milestones", action="store_true", help="which iteration answers which milestone")
     plot = commands.add_parser("plot", help="the journey as a picture")
     plot.add_argument("--out", type=Path, default=PICTURE, metavar="FILE", help="default: audits/iterations.png")
+    for command in (run, baseline, plot):
+        command.add_argument("--family", choices=FAMILIES, default=FORWARD, help="of kernels; default: %(default)s")
     compare = commands.add_parser("compare", help="two iterations, shape by shape")
     compare.add_argument("a")
     compare.add_argument("b")
@@ -153,7 +154,7 @@ def _look(args: argparse.Namespace, log: file.Log) -> None:
             from dhp_safe_fa.burn.showing import plot
         except ImportError as error:
             raise ValueError(f"plot needs matplotlib (pip install 'dhp_safe_fa[plot]'): {error}") from error
-        plot.save(log.records, quoted.load(), args.out)
+        plot.save([record for record in log.records if record.family == args.family], quoted.load(), args.out)
         console.print(f"wrote {args.out}", markup=False, soft_wrap=True)
 
 

@@ -163,7 +163,8 @@ def run_executing(gate: str, arguments: argparse.Namespace, screen: Screen) -> t
 def _how(arguments: argparse.Namespace, quick: list[str]) -> dict[str, Any]:
     """How a run is made, for whoever makes evidence of it: what was asked for, and digests of all that takes part."""
     digests = {**parts.here(), "policy": parts.of_policy(arguments.policy or parts.POLICY)}
-    return {"subjects": arguments.peer or arguments.kernel or "shipped kernels", "quick": quick, "digests": digests}
+    subjects = arguments.peer or arguments.kernel or "shipped kernels"
+    return {"subjects": subjects, "quick": quick, "sources": parts.built_and_here(), "digests": digests}
 
 
 def run_all(arguments: argparse.Namespace, screen: Screen) -> tuple[str, dict[str, Any]]:

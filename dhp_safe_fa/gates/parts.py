@@ -72,6 +72,14 @@ def of_sources(root: Path) -> dict[str, str]:
     return {"all": digest(files, root), "launch": digest(launch, root)}
 
 
+def built_and_here() -> dict[str, str | None]:
+    """The digest of all sources that the build was `built` from, and of those that lie `here` (None in a wheel)."""
+    from dhp_safe_fa import _inspect
+
+    here = of_sources(ROOT)["all"] if (ROOT / "setup.py").exists() else None
+    return {"built": _inspect.build_info()["sources"]["all"], "here": here}
+
+
 # ---- what takes part in a verdict ------------------------------------------------------------------------------------
 
 

@@ -154,3 +154,15 @@ def test_import(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         if original.name == "stored-19e3867":
             assert record.commit is None  # its sources differed from every commit
     assert stored.RESULT.endswith(".json")
+
+
+def test_the_picture_is_of_one_family(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """TFLOP/s of two kinds of work are no journey."""
+    backward = samples.run("dq", samples.alone(samples.shapes(random.Random(2))))
+    append(path, dataclasses.replace(backward, family="backward"))
+    drawn: list[str] = []
+    monkeypatch.setattr(
+        "dhp_safe_fa.burn.showing.plot.save", lambda records, *_: drawn.extend(record.name for record in records)
+    )
+    assert main(["--log", str(path), "plot", "--out", str(tmp_path / "x.png")]) == 0
+    assert drawn == ["zero", "first", "faster", "leak"]

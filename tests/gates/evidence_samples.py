@@ -44,7 +44,7 @@ def some_run(names: tuple[str, ...] = ("abc", "def"), **environment: Any) -> dic
         "kernels": HELD,
     }
     gates = {gate: [gate_result(gate, name) for name in names] for gate in registry.EXECUTING}
-    how = {"subjects": "shipped kernels", "quick": [], "digests": dict(NOW)}
+    how = {"subjects": "shipped kernels", "quick": [], "sources": {"built": "s", "here": "s"}, "digests": dict(NOW)}
     return {"environment": {**known, **environment}, "how": how, "sass": [sass_report(name) for name in names], **gates}
 
 

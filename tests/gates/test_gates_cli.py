@@ -349,7 +349,11 @@ def test_all(
     content = json.loads(file.read_text())
     assert list(content) == ["environment", "how", "sass", "counters", "bitwise", "timing"]
     quick = ["counters", "bitwise", "timing"]
-    assert content["how"] == {"subjects": "shipped kernels", "quick": quick, "digests": parts.here()}
+    sources = parts.built_and_here()
+    assert content["how"] == {
+        "subjects": "shipped kernels", "quick": quick, "sources": sources, "digests": parts.here()
+    }  # fmt: skip
+    assert sources["built"] == sources["here"], "the sources have changed since the build: make build"
     assert {"gpu", "driver", "cuda", "torch", "commit", "version"} <= set(content["environment"])
     assert [report["kernel"] for report in content["sass"]] == ["copy"]
     assert content["timing"] == [{"gate": "timing"}]

@@ -14,6 +14,7 @@ from matplotlib.lines import Line2D
 
 from dhp_safe_fa.bench.cases import parse_case
 from dhp_safe_fa.burn.log import quoted
+from dhp_safe_fa.burn.log.milestones import ORIGINAL
 from dhp_safe_fa.burn.log.quoted import Quoted
 from dhp_safe_fa.burn.log.records import OURS, Record, cases_in_common
 
@@ -66,7 +67,8 @@ def _start(axes: Axes, records: Sequence[Record], rows: Sequence[Quoted]) -> Non
             names.append(record.name)
             _mark(axes, len(names) - 1, value, record)
     axes.set_yscale("log")
-    axes.set_title(f"{quoted.CASE}; open diamonds: quoted from the original project, crosses: wrong output", fontsize=9)
+    title = f"{quoted.CASE}; open diamonds: reported by {ORIGINAL};\ncrosses: its output was wrong"
+    axes.set_title(title, fontsize=9)
     _finish(axes, names, "TFLOP/s")
 
 

@@ -102,10 +102,13 @@ def assemble(
 def require_made_as_evidence(run: dict[str, Any], now: dict[str, str | None]) -> None:
     """Refused if a run was made in a way in which `make evidence` makes none, or with other parts than those of now."""
     how = run.get("how")
-    if not isinstance(how, dict) or not isinstance(how.get("digests"), dict) or not isinstance(how.get("quick"), list):
+    said = {"quick": list, "sources": dict, "digests": dict}
+    if not isinstance(how, dict) or not all(isinstance(how.get(key), kind) for key, kind in said.items()):
         raise Refused("a run does not say how it was made, as those of this version do: run the gates again")
     if run["environment"].get("dirty"):
         raise Refused("a run was made with sources that differ from the commit that it names")
+    if how["sources"].get("built") is None or how["sources"].get("built") != how["sources"].get("here"):
+        raise Refused("a run was made with a library that was not built from the sources of the commit that it names")
     hasty = [gate for gate in how["quick"] if gate not in QUICK_IS_EVIDENCE]
     if hasty:
         raise Refused(f"{', '.join(hasty)}: run with --quick, and evidence needs all of its repeats")

@@ -276,6 +276,15 @@ def test_a_run_that_does_not_say_how_it_was_made(how: Any) -> None:
         assemble([{**some_run(), "how": how}], KERNELS, LISTINGS, NOW)
 
 
+@pytest.mark.parametrize("here", ["another", None])
+def test_a_run_of_a_library_that_was_not_built_anew_is_refused(here: str | None) -> None:
+    """It names a commit whose kernels it has never seen. None: of an installed package, which knows no commit."""
+    run = some_run()
+    run["how"]["sources"]["here"] = here
+    with pytest.raises(Refused, match="not built from the sources of the commit"):
+        assemble([run], KERNELS, LISTINGS, NOW)
+
+
 def test_a_run_of_uncommitted_sources_is_refused() -> None:
     with pytest.raises(Refused, match="sources that differ from the commit"):
         assemble([some_run(dirty=True)], KERNELS, LISTINGS, NOW)
@@ -306,3 +315,35 @@ def test_listing_digest_is_stable(nvdisasm: None) -> None:
     cubin = _inspect.cubin(kernels[0]["name"])
     assert evidence_writer.listing_digest(cubin) == evidence_writer.listing_digest(cubin)
     assert str(tools.tempfile.gettempdir()) not in tools.disassemble(cubin)
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "sentence"),
+    [
+        ([], 0, ""),
+        (["--quick"], 2, "bitwise: run with --quick, and evidence needs all of its repeats"),
+        (["--policy", "all.json"], 2, "another policy than audits/sass_policy.json"),
+    ],
+)
+def test_from_a_run_of_all(
+    anywhere: None,
+    options: list[str],
+    code: int,
+    sentence: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """`gates all` and then `gates evidence --from`, as they are typed; the gates themselves pass."""
+    made = some_run()
+    monkeypatch.chdir(tmp_path)
+    Path("all.json").write_text('{"declassifications": []}')
+    monkeypatch.setattr(parts, "here", lambda: {**NOW, "policy": parts.of_policy()})
+    monkeypatch.setattr(cli.report, "environment", lambda: made["environment"])
+    monkeypatch.setattr(cli, "run_sass", lambda arguments, screen: ("PASS", made["sass"]))
+    monkeypatch.setattr(cli, "run_executing", lambda gate, arguments, screen: ("PASS", made[gate]))
+    assert cli.main(["all", *options, "--json", "run.json"]) == 0
+    capsys.readouterr()
+    assert cli.main(["evidence", "--from", "run.json", "--output", "evidence.json"]) == code
+    assert sentence in " ".join(capsys.readouterr().err.split())
+    assert Path("evidence.json").exists() == (code == 0)
