@@ -14,7 +14,9 @@ from dataclasses import dataclass
 import torch
 from torch import Generator, Tensor
 
-Inputs = tuple[Tensor, Tensor, Tensor]
+# All tensors that a call reads, in the order in which it takes them: q, k and v of the forward pass, which is what the
+# classes here make.
+Inputs = tuple[Tensor, ...]
 
 
 @dataclass(frozen=True)

@@ -21,14 +21,20 @@ from dhp_safe_fa import _inspect
 from dhp_safe_fa._sdpa import HOPPER
 from dhp_safe_fa.bench import peers
 
-from .inputs import Shape
+from . import inputs
+from .inputs import Inputs, Shape
 from .targets import PEERS
+from .timing import inputs as timing_inputs
 from .tools import NotRun
 
-# (q, k, v, is_causal) -> all outputs, each [B, H, Sq, …]
-Attend = Callable[[Tensor, Tensor, Tensor, bool], tuple[Tensor, ...]]
-# (q, k, v, causal_offset) -> all outputs of causal attention
-AttendOffset = Callable[[Tensor, Tensor, Tensor, int], tuple[Tensor, ...]]
+# (inputs, is_causal) -> all outputs
+Attend = Callable[[Inputs, bool], tuple[Tensor, ...]]
+# (inputs, causal_offset) -> all outputs of causal attention
+AttendOffset = Callable[[Inputs, int], tuple[Tensor, ...]]
+# (name of a class, shape, seed, device) -> inputs
+Make = Callable[[str, Shape, int, str], Inputs]
+# (shape, seed, device) -> class to inputs
+MakeClasses = Callable[[Shape, int, str], dict[str, Inputs]]
 
 # Shapes are tried from the nearest to this one: 128 CTAs of 128 queries nearly fill an H100, and 8 tiles of keys are
 # enough for every stage of a pipeline.
@@ -37,16 +43,21 @@ _BATCH, _HEADS, _SEQLEN = 1, 16, 1024
 
 @dataclass(frozen=True)
 class Subject:
-    """What is under test.
+    """What is under test. What it reads and writes is said here alone: no gate takes its inputs apart, but for the ways
+    in which rows of attention are computed again (bitwise/rows.py).
 
     Attributes:
         name: a shipped kernel's name, or a peer's.
-        attend: (q, k, v, is_causal) -> all outputs.
+        attend: (inputs, is_causal) -> all outputs.
         context: to be entered around every call.
         kernels: names of the shipped kernels that the shapes launch; empty for a peer, whose kernels are all counted.
         shapes: on which it is run.
         cubin_sha256: of the shipped kernel; empty for a peer.
         attend_offset: the same with a causal_offset; None if there is no such thing.
+        outputs: names of what attend returns.
+        make: inputs of a class of inputs.CLASSES.
+        matched: classes with equal bit statistics, by the names of timing/inputs.py.
+        power: classes that draw unlike power, by the names of timing/inputs.py.
     """
 
     name: str
@@ -56,6 +67,10 @@ class Subject:
     shapes: tuple[Shape, ...]
     cubin_sha256: str = ""
     attend_offset: AttendOffset | None = None
+    outputs: tuple[str, ...] = ("out", "lse")
+    make: Make = inputs.make
+    matched: MakeClasses = timing_inputs.matched
+    power: MakeClasses = timing_inputs.power
 
 
 def require_gpu() -> None:
@@ -106,12 +121,12 @@ def shapes_of(kernel: dict[str, Any]) -> tuple[Shape, ...]:
     raise NotRun(f"{name}: no shape was found whose plan chooses this kernel")
 
 
-def _attend_ours(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> tuple[Tensor, ...]:
-    return dhp_safe_fa.attention_lse(q, k, v, is_causal=is_causal)
+def _attend_ours(inputs: Inputs, is_causal: bool) -> tuple[Tensor, ...]:
+    return dhp_safe_fa.attention_lse(*inputs, is_causal=is_causal)
 
 
-def _attend_ours_offset(q: Tensor, k: Tensor, v: Tensor, causal_offset: int) -> tuple[Tensor, ...]:
-    return dhp_safe_fa.attention_lse(q, k, v, is_causal=True, causal_offset=causal_offset)
+def _attend_ours_offset(inputs: Inputs, causal_offset: int) -> tuple[Tensor, ...]:
+    return dhp_safe_fa.attention_lse(*inputs, is_causal=True, causal_offset=causal_offset)
 
 
 def shipped(kernel: str | None = None) -> list[Subject]:
@@ -139,13 +154,14 @@ def peer(name: str) -> Subject:
     if candidate is None:
         raise NotRun(f"--peer {name}: {'; '.join(notes) or 'there is no such peer'}")
 
-    def attend(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> tuple[Tensor, ...]:
+    def attend(inputs: Inputs, is_causal: bool) -> tuple[Tensor, ...]:
+        q, k, v = inputs
         return (candidate.attend(q, k, v, is_causal),)
 
     full = Shape(_BATCH, _HEADS, _HEADS, _SEQLEN, _SEQLEN, 128, "float16", False)
     shapes = [full, replace(full, is_causal=True), replace(full, head_dim=64)]
     shapes.append(replace(full, seqlen_q=_SEQLEN + 13, seqlen_k=_SEQLEN + 13, is_causal=True))
-    return Subject(name, attend, candidate.context, (), tuple(shapes))
+    return Subject(name, attend, candidate.context, (), tuple(shapes), outputs=("out",))
 
 
 def choose(kernel: str | None = None, peer_name: str | None = None) -> list[Subject]:

@@ -70,7 +70,13 @@ class PlantedAttention:
     def __init__(self, planted: Planted, twin: str, company: str, own: Shape) -> None:
         self._planted, self._twin, self._is_company, self._own = planted, twin, COMPANY[company], own
         self.subject = Subject(
-            f"{_ROWS} {twin}", self._attend, nullcontext, (), (own,), attend_offset=self._attend_offset
+            f"{_ROWS} {twin}",
+            self._attend,
+            nullcontext,
+            (),
+            (own,),
+            attend_offset=self._attend_offset,
+            outputs=("out",),
         )
 
     def _launch(self, terms: Tensor) -> Tensor:
@@ -88,11 +94,11 @@ class PlantedAttention:
         rows = torch.cat([self._launch(row) for row in terms.split(1)]) if is_split else self._launch(terms)
         return (rows.view(q.shape),)
 
-    def _attend(self, q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> Outputs:
-        return self._rows(q, k, 0 if is_causal else None)
+    def _attend(self, given: inputs.Inputs, is_causal: bool) -> Outputs:
+        return self._rows(given[0], given[1], 0 if is_causal else None)
 
-    def _attend_offset(self, q: Tensor, k: Tensor, v: Tensor, causal_offset: int) -> Outputs:
-        return self._rows(q, k, causal_offset)
+    def _attend_offset(self, given: inputs.Inputs, causal_offset: int) -> Outputs:
+        return self._rows(given[0], given[1], causal_offset)
 
 
 def company_outcome(planted: Planted, company: str, device: str = "cuda") -> ControlOutcome:

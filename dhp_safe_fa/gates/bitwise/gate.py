@@ -8,8 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from torch import Tensor
-
 from .. import controls, inputs
 from ..inputs import Shape
 from ..subjects import Subject, require_gpu, require_shapes
@@ -18,7 +16,7 @@ from .compare import Outputs, repeat
 from .controls import control_outcomes
 from .load import Load
 from .memory import WrongMemory
-from .rows import Rows, names_of, rows_of_shape
+from .rows import Rows, rows_of_shape
 
 GATE = "bitwise"
 _SEED = 30
@@ -56,17 +54,18 @@ def repeat_shape(subject: Subject, shape: Shape, extent: Extent) -> tuple[list[s
     part of the time the load was running."""
     problems = []
 
-    def call_of(q: Tensor, k: Tensor, v: Tensor) -> Callable[[], Outputs]:
-        return lambda: subject.attend(q, k, v, shape.is_causal)
+    def call_of(name: str) -> Callable[[], Outputs]:
+        made = subject.make(name, shape, _SEED, "cuda")
+        return lambda: subject.attend(made, shape.is_causal)
 
     with subject.context():
         for name in inputs.CLASSES:
-            call = call_of(*inputs.make(name, shape, _SEED))
+            call = call_of(name)
             runs = extent.runs if name == "normal" else extent.class_runs
-            problems.append((name, repeat(call, names_of(call()), runs)))
-        call = call_of(*inputs.make("normal", shape, _SEED))
+            problems.append((name, repeat(call, subject.outputs, runs)))
+        call = call_of("normal")
         load = Load()
-        problems.append(("normal, beside a load", repeat(call, names_of(call()), extent.runs, load)))
+        problems.append(("normal, beside a load", repeat(call, subject.outputs, extent.runs, load)))
     return [f"{shape} {name}: {said}" for name, said in problems if said], load.busy_share()
 
 

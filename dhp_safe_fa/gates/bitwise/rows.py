@@ -11,11 +11,9 @@ from dataclasses import dataclass
 
 import torch
 
-from ..inputs import Inputs, Shape, make
+from ..inputs import Inputs, Shape
 from ..subjects import Attend, AttendOffset, Subject
 from .compare import Outputs, compare_outputs
-
-_NAMES = ("out", "lse")
 
 # Query rows computed at a time: one alone, a part of a warp's rows, whole tiles of 64 and 128.
 _ROWS = (1, 17, 64, 128)
@@ -44,8 +42,7 @@ class Rows:
 
 
 def _join(first: Inputs, second: Inputs, dim: int) -> Inputs:
-    q, k, v = (torch.cat(pair, dim) for pair in zip(first, second, strict=True))
-    return q, k, v
+    return tuple(torch.cat(pair, dim) for pair in zip(first, second, strict=True))
 
 
 def _cut(outputs: Outputs, *index: slice) -> Outputs:
@@ -57,10 +54,6 @@ def _kept(outputs: Outputs) -> Outputs:
     return tuple(output.clone() for output in outputs)
 
 
-def names_of(outputs: Outputs) -> tuple[str, ...]:
-    return _NAMES[: len(outputs)]
-
-
 _ALL = slice(None)
 
 
@@ -70,14 +63,14 @@ def _company(attend: Attend, inputs: Inputs, stranger: Inputs, is_causal: bool, 
     batch, heads, group = q.size(0), q.size(1), q.size(1) // k.size(1)
     batches = _join(_join(stranger, inputs, 0), stranger, 0)
     middle = slice(batch, 2 * batch)
-    yield Way("other batches beside", lambda: _cut(attend(*batches, is_causal), middle), whole)
-    yield Way("its batch alone", lambda: attend(q[-1:], k[-1:], v[-1:], is_causal), _cut(whole, slice(-1, None)))
+    yield Way("other batches beside", lambda: _cut(attend(batches, is_causal), middle), whole)
+    yield Way("its batch alone", lambda: attend((q[-1:], k[-1:], v[-1:]), is_causal), _cut(whole, slice(-1, None)))
     more_heads = _join(stranger, inputs, 1)
     own = slice(heads, None)
-    yield Way("other heads beside", lambda: _cut(attend(*more_heads, is_causal), _ALL, own), whole)
+    yield Way("other heads beside", lambda: _cut(attend(more_heads, is_causal), _ALL, own), whole)
     last = slice(heads - group, heads)
     alone = (q[:, last], k[:, -1:], v[:, -1:])
-    yield Way("its key head alone", lambda: attend(*alone, is_causal), _cut(whole, _ALL, last))
+    yield Way("its key head alone", lambda: attend(alone, is_causal), _cut(whole, _ALL, last))
 
 
 def _rows(attend: Attend, inputs: Inputs, stranger: Inputs, is_causal: bool, whole: Outputs) -> Iterator[Way]:
@@ -87,7 +80,7 @@ def _rows(attend: Attend, inputs: Inputs, stranger: Inputs, is_causal: bool, who
 
     def part(rows: slice, keys: int, masked: bool) -> Callable[[], Outputs]:
         seen = slice(min(keys, k.size(2)) if is_causal else None)
-        return lambda: attend(q[:, :, rows], k[:, :, seen], v[:, :, seen], masked)
+        return lambda: attend((q[:, :, rows], k[:, :, seen], v[:, :, seen]), masked)
 
     for rows in (rows for rows in _ROWS if rows <= seqlen):
         first = slice(rows)
@@ -100,13 +93,13 @@ def _rows(attend: Attend, inputs: Inputs, stranger: Inputs, is_causal: bool, who
     changed[:, :, third] = q[:, :, third]
     yield Way(
         "other rows beside",
-        lambda: _cut(attend(changed, k, v, is_causal), _ALL, _ALL, third),
+        lambda: _cut(attend((changed, k, v), is_causal), _ALL, _ALL, third),
         _cut(whole, _ALL, _ALL, third),
     )
 
     def padded(more: int) -> Callable[[], Outputs]:
         extra = (stranger[0][:, :, :more], stranger[1][:, :, :more], stranger[2][:, :, :more])
-        return lambda: _cut(attend(*_join(inputs, extra, 2), True), _ALL, _ALL, slice(seqlen))
+        return lambda: _cut(attend(_join(inputs, extra, 2), True), _ALL, _ALL, slice(seqlen))
 
     if is_causal and seqlen == k.size(2):
         for more in _PADDING:
@@ -118,14 +111,14 @@ def _offsets(attend: AttendOffset, inputs: Inputs, stranger: Inputs) -> Iterator
     q, k, v = inputs
     seqlen, keys = q.size(2), k.size(2)
     offset = keys - seqlen
-    whole = _kept(attend(q, k, v, offset))
+    whole = _kept(attend(inputs, offset))
 
     def last(rows: int) -> Callable[[], Outputs]:
-        return lambda: attend(q[:, :, -rows:], k, v, keys - rows)
+        return lambda: attend((q[:, :, -rows:], k, v), keys - rows)
 
     def padded(more: int) -> Callable[[], Outputs]:
         longer = [torch.cat((t, s[:, :, :more]), dim=2) for t, s in zip((k, v), stranger[1:], strict=True)]
-        return lambda: attend(q, longer[0], longer[1], offset)
+        return lambda: attend((q, *longer), offset)
 
     for rows in (rows for rows in _ROWS if rows <= seqlen):
         yield Way(f"the last {rows} rows", last(rows), _cut(whole, _ALL, _ALL, slice(-rows, None)))
@@ -133,7 +126,7 @@ def _offsets(attend: AttendOffset, inputs: Inputs, stranger: Inputs) -> Iterator
     seen = slice(max(0, offset + seqlen // 2))
     yield Way(
         "only the keys that are seen",
-        lambda: attend(q[:, :, half], k[:, :, seen], v[:, :, seen], offset),
+        lambda: attend((q[:, :, half], k[:, :, seen], v[:, :, seen]), offset),
         _cut(whole, _ALL, _ALL, half),
     )
     for more in _PADDING:
@@ -156,7 +149,7 @@ def recompute(
         stranger: other values, same shapes: the company.
         attend_offset: the same with a causal_offset, if there is such a thing; used if is_causal.
     """
-    whole = _kept(attend(*inputs, is_causal))
+    whole = _kept(attend(inputs, is_causal))
     ways = [*_company(attend, inputs, stranger, is_causal, whole), *_rows(attend, inputs, stranger, is_causal, whole)]
     if is_causal and attend_offset is not None:
         ways += _offsets(attend_offset, inputs, stranger)
@@ -177,7 +170,6 @@ def rows_of_shape(subject: Subject, shape: Shape, own: str, company: str, seed: 
 
     own, company: classes of inputs, of the rows that are compared and of what is beside them.
     """
-    inputs, stranger = make(own, shape, seed, device), make(company, shape, seed + 1, device)
+    inputs, stranger = subject.make(own, shape, seed, device), subject.make(company, shape, seed + 1, device)
     with subject.context():
-        names = names_of(subject.attend(*inputs, shape.is_causal))
-        return recompute(subject.attend, names, inputs, stranger, shape.is_causal, subject.attend_offset)
+        return recompute(subject.attend, subject.outputs, inputs, stranger, shape.is_causal, subject.attend_offset)

@@ -39,12 +39,12 @@ def _subject_steps(subject: Subject, shapes: int, data: list[str]) -> Iterator[S
     # of several shapes always the last, which differs most from the first: odd lengths, masked
     chosen = [*subject.shapes[: shapes - 1], subject.shapes[-1]] if shapes > 1 else subject.shapes[:1]
     for shape in chosen:
-        classes = {name: inputs.make(name, shape, SEED) for name in dict.fromkeys(data)}
-        buffers = inputs.make("normal", shape, SEED)
+        classes = {name: subject.make(name, shape, SEED, "cuda") for name in dict.fromkeys(data)}
+        buffers = subject.make("normal", shape, SEED, "cuda")
 
         def call(buffers: inputs.Inputs = buffers, is_causal: bool = shape.is_causal) -> None:
             with subject.context():
-                subject.attend(*buffers, is_causal)
+                subject.attend(buffers, is_causal)
 
         call()  # loads and plans whatever is loaded and planned once
         for name in data:

@@ -141,6 +141,8 @@ def combine(steps: list[dict[str, str]], rows: Iterable[tuple[int, str, dict[str
     """One count for each step. Sums are added up over the kernels of a call; of anything else the largest counts."""
     grouped: dict[int, list[tuple[str, dict[str, float]]]] = {}
     for number, kernel, values in rows:
+        if number >= len(steps):
+            raise NotRun(f"ncu counted a kernel in range {number}, where {len(steps)} calls were made")
         grouped.setdefault(number, []).append((kernel, values))
     counts = []
     for number, step in enumerate(steps):

@@ -14,7 +14,6 @@ from dhp_safe_fa.bench.peers import one_line
 
 from .. import controls, report, subjects
 from ..evidence.writer import compact, require_same_machine
-from ..inputs import make
 from ..registry import EXECUTING, NAMES
 from ..sass import policy
 from ..subjects import Subject
@@ -31,11 +30,11 @@ def kernels_seen(subject: Subject) -> list[str]:
     import torch
     from torch.profiler import ProfilerActivity, profile
 
-    data = [make("normal", shape, seed=0) for shape in subject.shapes]
+    data = [subject.make("normal", shape, 0, "cuda") for shape in subject.shapes]
     try:
         with subject.context(), profile(activities=[ProfilerActivity.CUDA]) as seen:
-            for shape, (q, k, v) in zip(subject.shapes, data, strict=True):
-                subject.attend(q, k, v, shape.is_causal)
+            for shape, inputs in zip(subject.shapes, data, strict=True):
+                subject.attend(inputs, shape.is_causal)
             torch.cuda.synchronize()
     except RuntimeError as error:
         raise NotRun(f"{subject.name} does not serve the shapes of this audit: {one_line(error)}") from error

@@ -23,7 +23,7 @@ from ..subjects import Subject, require_shapes
 from ..verdict import ControlOutcome, GateResult, Progress, conclude
 from .clock import Clock, GpuClock, Job
 from .controls import Delays, delay_outcomes, planted_outcome, planted_study
-from .inputs import MATCHED, POWER, POWER_REFERENCE, REFERENCE, SAME, matched, power
+from .inputs import MATCHED, POWER, POWER_REFERENCE, REFERENCE, SAME
 from .judge import Judged, Study, compare, judge
 from .stats import permutations_for
 
@@ -61,13 +61,13 @@ FULL = Extent(shapes=4, blocks=2000, control_blocks=400, power_blocks=400, susta
 
 def attention_job(subject: Subject, shape: Shape, contents: dict[str, Any]) -> Job:
     """The subject on buffers of that shape."""
-    q, k, v = (tensor.clone() for tensor in next(iter(contents.values())))
-    return Job(lambda: subject.attend(q, k, v, shape.is_causal), [q, k, v], contents, subject.context)
+    buffers = tuple(tensor.clone() for tensor in next(iter(contents.values())))
+    return Job(lambda: subject.attend(buffers, shape.is_causal), buffers, contents, subject.context)
 
 
 def _matched_study(subject: Subject, shape: Shape) -> Study:
     def make() -> Job:
-        return attention_job(subject, shape, matched(shape, _SEED))
+        return attention_job(subject, shape, subject.matched(shape, _SEED, "cuda"))
 
     return Study(f"{subject.name} {shape}", make, REFERENCE, SAME, MATCHED)
 
@@ -87,7 +87,7 @@ def _control_outcomes(
         outcomes.append(planted_outcome(name, expects, study, clock, extent.control_blocks, rng))
     tell(f"delays behind {subject.name}", len(expected), total)
     shape = subject.shapes[0]
-    attention = attention_job(subject, shape, {REFERENCE: matched(shape, _SEED)[REFERENCE]})
+    attention = attention_job(subject, shape, {REFERENCE: subject.matched(shape, _SEED, "cuda")[REFERENCE]})
 
     return outcomes + delay_outcomes(Delays(planted, subject, attention), clock, extent.blocks, rng)
 
@@ -99,7 +99,7 @@ def power_channel(subject: Subject, clock: Clock, extent: Extent, rng: np.random
     effect in % of the cycle counter) and sustained.
     """
     shape = subject.shapes[0]
-    contents = power(shape, _SEED)
+    contents = subject.power(shape, _SEED, "cuda")
 
     def make() -> Job:
         return attention_job(subject, shape, contents)

@@ -58,7 +58,7 @@ def matched(shape: Shape, seed: int, device: str = "cuda") -> dict[str, Inputs]:
         "other order": (q, _ordered(k, other), _ordered(v, other)),
         "ascending": (q, _ordered(k, ascending), _ordered(v, ascending)),
         "descending": (q, _ordered(k, ascending.flip(2)), _ordered(v, ascending.flip(2))),
-        "signs permuted": tuple(_permute_signs(t, generator) for t in (q, k, v)),  # type: ignore[dict-item]
+        "signs permuted": tuple(_permute_signs(t, generator) for t in (q, k, v)),
     }
 
 

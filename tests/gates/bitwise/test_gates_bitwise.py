@@ -123,8 +123,8 @@ def test_the_operator_repeats() -> None:
 # ---- rows ------------------------------------------------------------------------------------------------------------
 
 
-def ours(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> tuple[Tensor, ...]:
-    return dhp_safe_fa.attention_lse(q, k, v, is_causal=is_causal)
+def ours(given: inputs.Inputs, is_causal: bool) -> tuple[Tensor, ...]:
+    return dhp_safe_fa.attention_lse(*given, is_causal=is_causal)
 
 
 SHAPES = [
@@ -158,7 +158,8 @@ def test_the_operator_is_row_invariant_on_every_class(own: str, company: str, dt
 def test_outputs_that_share_their_memory_are_not_compared_with_themselves() -> None:
     kept = torch.zeros(2, 4, 450, 64)
 
-    def attend(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> tuple[Tensor, ...]:
+    def attend(given: inputs.Inputs, is_causal: bool) -> tuple[Tensor, ...]:
+        q = given[0]
         kept[:] = q.size(0)  # what a row is depends on the batch
         return (kept[: q.size(0), : q.size(1), : q.size(2)],)
 
@@ -174,9 +175,9 @@ def test_offsets_add_ways() -> None:
 def with_fault(fault: Callable[[Tensor, Tensor], float]) -> bitwise_rows.Attend:
     """The operator, but for a last bit that depends on q's or k's shape."""
 
-    def attend(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> tuple[Tensor, ...]:
-        out, lse = ours(q, k, v, is_causal)
-        return out, lse * (1 + fault(q, k) * 2**-22)
+    def attend(given: inputs.Inputs, is_causal: bool) -> tuple[Tensor, ...]:
+        out, lse = ours(given, is_causal)
+        return out, lse * (1 + fault(*given[:2]) * 2**-22)
 
     return attend
 
@@ -205,19 +206,19 @@ def test_padding_finds_a_split_that_depends_on_the_keys() -> None:
 
 
 def test_other_rows_that_mix_in_are_found() -> None:
-    def attend(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> tuple[Tensor, ...]:
-        out, lse = ours(q, k, v, is_causal)
-        return out, lse + q.float().abs().amax(dim=(2, 3), keepdim=True)[..., 0] * 1e-3
+    def attend(given: inputs.Inputs, is_causal: bool) -> tuple[Tensor, ...]:
+        out, lse = ours(given, is_causal)
+        return out, lse + given[0].float().abs().amax(dim=(2, 3), keepdim=True)[..., 0] * 1e-3
 
     found = [problem.partition(":")[0] for problem in rows(SHAPES[1], attend).differing]
     assert "other rows beside" in found
 
 
 def test_what_a_peer_does_not_serve_is_counted() -> None:
-    def attend(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> tuple[Tensor, ...]:
-        if q.size(2) == 1:
+    def attend(given: inputs.Inputs, is_causal: bool) -> tuple[Tensor, ...]:
+        if given[0].size(2) == 1:
             raise RuntimeError("no such shape\nwith details")
-        return ours(q, k, v, is_causal)
+        return ours(given, is_causal)
 
     found = rows(SHAPES[1], attend)
     assert found.differing == [] and "row 149 alone: refused: no such shape" in found.refused
@@ -241,7 +242,7 @@ def examine(
 ) -> tuple[str, list[str]]:
     monkeypatch.setattr(bitwise, "repeat_shape", lambda *_: (list(repeats), share))
     monkeypatch.setattr(bitwise, "rows_of_shape", lambda *_: Rows(list(differing), list(refused), ways))
-    subject = Subject("a", lambda q, k, v, is_causal: (q,), nullcontext, kernels, tuple(SHAPES[:1]))
+    subject = Subject("a", lambda given, is_causal: given[:1], nullcontext, kernels, tuple(SHAPES[:1]))
     result = bitwise.examine(subject, bitwise.QUICK, RIGHT, lambda _: None)
     if result.verdict != NOT_RUN:
         assert result.figures["ways to compute a row"] == (ways * len(bitwise.ROW_CLASSES) if ways else 0)
@@ -284,7 +285,7 @@ def test_memory_that_cannot_be_poisoned_is_not_run(monkeypatch: pytest.MonkeyPat
         raise WrongMemory("an output does not lie in the memory that was poisoned")
 
     monkeypatch.setattr(bitwise, "repeat_shape", refuse)
-    subject = Subject("a", lambda q, k, v, is_causal: (q,), nullcontext, (), tuple(SHAPES[:1]))
+    subject = Subject("a", lambda given, is_causal: given[:1], nullcontext, (), tuple(SHAPES[:1]))
     result = bitwise.examine(subject, bitwise.QUICK, RIGHT, lambda _: None)
     assert result.verdict == NOT_RUN and "does not lie" in result.problems[0]
 

@@ -118,6 +118,12 @@ def test_kernels_of_one_call_are_combined() -> None:
     assert count.values == {EXACT: 7, counters.REGISTERS: 100, f"{counters.OPCODES}:FFMA": 3}
 
 
+def test_a_row_of_no_call_is_not_run() -> None:
+    step = {"name": "attn", "label": "shape", "data": "zeros"}
+    with pytest.raises(tools.NotRun, match="range 1, where 1 calls were made"):
+        counters_ncu.combine([step], [(0, "attn", {EXACT: 3.0}), (1, "attn", {EXACT: 3.0})])
+
+
 def test_a_call_that_was_not_counted_is_not_run() -> None:
     with pytest.raises(tools.NotRun, match=r"no kernel of bank_conflict \(leak, zeros\)"):
         counters_ncu.combine([{"name": "bank_conflict", "label": "leak", "data": "zeros"}], [])
@@ -334,6 +340,11 @@ def test_data_that_decide_what_is_launched_are_found() -> None:
     often[-1] = replace(often[-1], kernels=("kernel", "another"))
     result = counters.judge_subject("attn", often, once, RIGHT)
     assert (result.verdict, result.problems) == (FAIL, ["shape: normal launches other kernels than zeros"])
+    often, _ = subject_runs(5)
+    often[0] = replace(often[0], kernels=("another",))
+    assert (
+        "shape: zeros launches other kernels than zeros" in counters.judge_subject("attn", often, once, RIGHT).problems
+    )
 
 
 def test_a_kernel_that_executed_nothing_fails() -> None:

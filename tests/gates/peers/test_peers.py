@@ -204,8 +204,9 @@ def test_a_peer_that_refuses_its_shapes_is_not_run(monkeypatch: pytest.MonkeyPat
         raise RuntimeError("No available kernel.\nmore")
 
     shape = SimpleNamespace(is_causal=False)
-    subject: Any = SimpleNamespace(name="sdpa-cudnn", shapes=(shape,), attend=attend, context=nullcontext)
-    monkeypatch.setattr(peers, "make", lambda *_, **__: (None, None, None))
+    subject: Any = SimpleNamespace(
+        name="sdpa-cudnn", shapes=(shape,), attend=attend, context=nullcontext, make=lambda *_: ()
+    )
     monkeypatch.setattr("torch.profiler.profile", lambda **_: nullcontext())
     with pytest.raises(tools.NotRun, match=r"sdpa-cudnn does not serve the shapes of this audit: No available k.*\.$"):
         peers.kernels_seen(subject)

@@ -6,7 +6,6 @@ import json
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -147,14 +146,17 @@ WRONG = [ControlOutcome("planted", controls.CAUGHT, "nothing", "the planted leak
 EXTENT = timing.Extent(shapes=1, blocks=BLOCKS, control_blocks=BLOCKS, power_blocks=50, sustained_s=0, repeats=2)
 
 
-@pytest.fixture
-def on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(timing, "matched", partial(timing_inputs.matched, device="cpu"))
-    monkeypatch.setattr(timing, "power", partial(timing_inputs.power, device="cpu"))
-
-
 def subject(name: str) -> Subject:
-    return Subject(name, lambda q, k, v, is_causal: (q,), nullcontext, (name,), (SHAPE, SHAPE))
+    """On the CPU, whatever device is asked for."""
+    return Subject(
+        name,
+        lambda given, is_causal: given[:1],
+        nullcontext,
+        (name,),
+        (SHAPE, SHAPE),
+        matched=lambda shape, seed, _: timing_inputs.matched(shape, seed, "cpu"),
+        power=lambda shape, seed, _: timing_inputs.power(shape, seed, "cpu"),
+    )
 
 
 def results(
@@ -168,7 +170,7 @@ def results(
     return found
 
 
-def test_pass_says_what_would_have_been_found(on_cpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pass_says_what_would_have_been_found(monkeypatch: pytest.MonkeyPatch) -> None:
     found = results(monkeypatch, clock(frequency={"zeros": 1.04, "large": 1.01}))
     assert [(r.subject, r.verdict, r.problems) for r in found] == [("a", PASS, []), ("b", PASS, [])]
     figures = found[0].figures
@@ -182,7 +184,7 @@ def test_pass_says_what_would_have_been_found(on_cpu: None, monkeypatch: pytest.
 
 @pytest.mark.parametrize(("noise", "verdict"), [(300.0, PASS), (27_000.0, INVALID)])
 def test_a_measurement_that_could_only_have_found_much_is_invalid(
-    noise: float, verdict: str, on_cpu: None, monkeypatch: pytest.MonkeyPatch
+    noise: float, verdict: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Noise of 90 %, under which a difference of 20 % is not found: that is no evidence of constant time."""
     fake = clock({"ascending": 0.2 * CYCLES} if verdict == INVALID else {}, noise=noise)
@@ -193,14 +195,12 @@ def test_a_measurement_that_could_only_have_found_much_is_invalid(
         assert problem.startswith(f"{SHAPE}: ") and problem.endswith("would have been found; 2 % is needed")
 
 
-def test_a_class_that_is_noisy_alone_counts_for_what_could_have_been_found(
-    on_cpu: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_class_that_is_noisy_alone_counts_for_what_could_have_been_found(monkeypatch: pytest.MonkeyPatch) -> None:
     found = results(monkeypatch, clock({"descending": 1000.0}, noise_of={"descending": 27_000.0}))
     assert {r.verdict for r in found} == {INVALID}
 
 
-def test_what_was_found_in_a_coarse_measurement_was_found(on_cpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_found_in_a_coarse_measurement_was_found(monkeypatch: pytest.MonkeyPatch) -> None:
     found = results(monkeypatch, clock({"ascending": 1.5 * CYCLES}, noise=10_000.0))
     assert {r.verdict for r in found} == {FAIL}
 
@@ -217,31 +217,31 @@ def test_nothing_to_compare_is_an_error(without: str) -> None:
         judge([replace(study(), **{without: ()})], clock(), BLOCKS, np.random.default_rng(1))
 
 
-def test_fail_names_class_and_shape(on_cpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fail_names_class_and_shape(monkeypatch: pytest.MonkeyPatch) -> None:
     found = results(monkeypatch, clock({"descending": 200.0}))
     assert {r.verdict for r in found} == {FAIL}
     assert found[0].problems[0].startswith(f"{SHAPE}: descending: +0.6")
     assert found[0].figures["difference"] == "1 found"
 
 
-def test_the_clock_is_reported_and_not_judged(on_cpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_clock_is_reported_and_not_judged(monkeypatch: pytest.MonkeyPatch) -> None:
     found = results(monkeypatch, clock(frequency={"descending": 0.99}))
     assert {r.verdict for r in found} == {PASS}
     name, percent, _ = found[0].figures["by the clock alone"].split()
     assert name == "descending" and float(percent) == pytest.approx(1.0, abs=0.1)
 
 
-def test_identical_inputs_that_differ_make_it_invalid(on_cpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_identical_inputs_that_differ_make_it_invalid(monkeypatch: pytest.MonkeyPatch) -> None:
     found = results(monkeypatch, clock({"same 1": 200.0}))
     assert {r.verdict for r in found} == {INVALID}
     assert "identical inputs differ" in found[0].problems[0]
 
 
-def test_a_wrong_control_makes_it_invalid(on_cpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_control_makes_it_invalid(monkeypatch: pytest.MonkeyPatch) -> None:
     assert {r.verdict for r in results(monkeypatch, clock(), WRONG)} == {INVALID}
 
 
-def test_the_picture(on_cpu: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_picture(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     found = results(monkeypatch, clock())
     timing.plot(found, tmp_path / "times.png")
     assert (tmp_path / "times.png").read_bytes().startswith(b"\x89PNG")
@@ -250,7 +250,7 @@ def test_the_picture(on_cpu: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
 
 
 def test_a_picture_that_cannot_be_drawn_spoils_nothing(
-    on_cpu: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     timing.plot(results(monkeypatch, clock()), tmp_path / "times.nonsense")
     assert "not drawn: " in capsys.readouterr().err
@@ -427,4 +427,3 @@ def test_the_clock_sees_twice_the_work(gpu: None) -> None:
     one, two = (timing_clock.GpuClock().interleaved(make(n), [REFERENCE], 50, rng) for n in (10, 20))
     assert 1.5 < np.median(two.ns) / np.median(one.ns) < 2.5
     assert 0.1 < np.median(one.cycles / one.ns) < 3  # GHz
-
