@@ -115,7 +115,7 @@ def texture(base: str, modifiers: list[str], operands: list[Operand], name: str)
     elif words[0].text not in _DIMENSIONS:
         raise UnknownInstruction(name)
     else:
-        coordinates, extra = _DIMENSIONS[words[0].text], int(bool({"LL", "LB"} & set(modifiers)))
+        coordinates, extra = _DIMENSIONS[words[0].text], int("LL" in modifiers)
     if base == "TXD":  # two derivatives for each coordinate
         extra = 2 * coordinates
     # A gather names its component, which may be B, too.

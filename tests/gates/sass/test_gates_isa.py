@@ -80,6 +80,10 @@ def names(locations: tuple[int, ...]) -> str:
         ("VOTE.ALL P1, P0", "P1", "P0"),
         ("VOTEU.ALL UP1, P0", "UP1", "P0"),
         ("MATCH.ANY R8, R7", "R8", "R7"),
+        ("MATCH.ANY.U64 R8, R6", "R8", "R6 R7"),
+        ("MATCH.ALL.U64 P1, R8, R6", "P1 R8", "R6 R7"),
+        ("VIMNMX3.U32 R7, R14, UR13, R15, !PT", "R7", "R14 UR13 R15"),
+        ("HADD2.F32 R0, -RZ, |c[0x0] [0x188].H0_H0|", "R0", ""),
         ("ELECT P1, URZ, PT", "P1", ""),
         ("BAR.RED.OR.DEFER_BLOCKING 0x0, P0", "barrier result", "P0"),
         ("B2R.RESULT RZ, P1", "P1", "barrier result"),
@@ -88,6 +92,9 @@ def names(locations: tuple[int, ...]) -> str:
         ("HMMA.16816.F16 R12, R20, R24, R12", "R12 R13", "R20 R21 R22 R23 R24 R25 R12 R13"),
         ("HMMA.1688.F32.TF32 R0, R4, R8, R0", "R0 R1 R2 R3", "R4 R5 R6 R7 R8 R9 R0 R1 R2 R3"),
         ("DMMA.884 R4, R2, R6, R4", "R4 R5 R6 R7", "R2 R3 R6 R7 R4 R5 R6 R7"),
+        ("DMMA.8x8x4 R4, R2, R6, R4", "R4 R5 R6 R7", "R2 R3 R6 R7 R4 R5 R6 R7"),
+        ("HMMA.SP.16832.F16 R2, R8, R16, R2, R4, 0x0", "R2 R3", "R8 R9 R10 R11 R16 R17 R18 R19 R2 R3 R4"),
+        ("IMMA.16832.S4.S4 R0, R4.ROW, R6.COL, R8", "R0 R1 R2 R3", "R4 R5 R6 R8 R9 R10 R11"),
         # public sources
         ("S2R R7, SR_CTAID.X", "R7", ""),
         ("CS2R R68, SRZ", "R68 R69", ""),
@@ -111,6 +118,11 @@ def test_arithmetic(text: str, writes: str, flows: str) -> None:
         ("LDSM.16.MT88.4 R12, [R0]", "R12 R13 R14 R15", "shared memory"),
         ("ATOMG.E.EXCH.64.STRONG.GPU PT, R6, desc[UR8][R6.64], R2", "R6 R7", "global memory"),
         ("ATOMS.CAST.SPIN P0, [R2], R4, R5", "P0", "shared memory"),
+        ("ATOMG.E.ADD.F64.RN.STRONG.GPU PT, R4, desc[UR6][R2.64], R4", "R4 R5", "global memory"),
+        ("ATOMG.E.ADD.F32x4.FTZ.RN.STRONG.GPU PT, R4, desc[UR6][R2.64], R8", "R4 R5 R6 R7", "global memory"),
+        ("ATOMG.E.MAX.BF16x8.RN.STRONG.GPU PT, R4, desc[UR6][R2.64], R8", "R4 R5 R6 R7", "global memory"),
+        ("ATOM.E.CAS.128.STRONG.GPU PT, R8, [R2], R8, R12", "R8 R9 R10 R11", "global memory"),
+        ("LDGMC.E.ADD.F16x4.RN.STRONG.SYS R4, [R2.64+URZ]", "R4 R5", "global memory"),
         ("TEX.SCR.LL RZ, R4, R2, R6, 0x0, 0x58, 2D, 0x3", "R4 R5", "global memory"),
         ("HGMMA.64x16x16.F32 R24, gdesc[UR8], RZ, !UPT", " ".join(f"R{i}" for i in range(24, 32)), "shared memory"),
         ("HGMMA.64x16x16.F16 R24, gdesc[UR8], R24, gsb0", "R24 R25 R26 R27", "shared memory"),
@@ -216,6 +228,19 @@ def test_inert(text: str) -> None:
         "HGMMA.64x8x16.F32 R24, R40, R44, R24",  # no descriptor
         "LDG.E R4, tmem[R2]",  # an unknown memory space
         "FADD R1, R2, @R3",  # an unknown operand
+        "FADD.F64 R1, R2, R3",  # a modifier that might mean pairs
+        "LDG.E.256 R4, [R2.64]",
+        "ATOMG.E.ADD.F32x8.RN.STRONG.GPU PT, R4, [R2.64], R8",
+        "ATOMG.E.ADD.F64.S32 PT, R4, [R2.64], R8",  # two types
+        "SHFL.IDX.64 PT, R0, R1, R2, R3",
+        "FADD R1, R2.F64, R3",  # a suffix
+        "LDG.E R4, [R2.64+UR4*8]",
+        "HMMA.16816.F32 R12, R20, R24, R4, R5",  # a source without a width
+        "STG.E [R2.64], R4, R6",  # two data operands
+        "LDG.E R4, R5, [R2.64]",  # two results
+        "HGMMA.64x8x16.F32.F16 R24, gdesc[UR8], R24",  # two accumulators
+        "TEX.SCR.LL RZ, R4, R2, R6, 0x0, 0x58, 4D, 0x3",
+        "SUST.D.BA.2D.4D.STRONG.SM [R8], R4, UR5",
         "LDC R4, R5",
         "STL R4, R5",
         "P2R R3, PR, RZ, R4",
