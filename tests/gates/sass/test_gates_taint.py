@@ -7,6 +7,8 @@ from snippets import LOAD, analysis, findings, leaks, program
 
 from dhp_safe_fa.gates.sass.taint import analyse
 
+INIT = "SYNCS.EXCH.64 URZ, [UR12], UR14\n"  # of the mbarrier that the snippets arrive at
+
 
 @pytest.mark.parametrize(
     "code",
@@ -61,23 +63,24 @@ class TestGuardedValues:
     """A register that was written under a guard, and is read under the same one."""
 
     def test_same_guard(self) -> None:
-        code = f"{LOAD}@P2 MOV R4, 0x8000\n@P2 SYNCS.ARRIVE.TRANS64 RZ, [UR12], R4"
+        code = f"{INIT}{LOAD}@P2 MOV R4, 0x8000\n@P2 SYNCS.ARRIVE.TRANS64 RZ, [UR12], R4"
         assert findings(code) == set()
 
     def test_other_polarity(self) -> None:
-        code = f"{LOAD}@P2 MOV R4, 0x8000\n@!P2 SYNCS.ARRIVE.TRANS64 RZ, [UR12], R4"
+        code = f"{INIT}{LOAD}@P2 MOV R4, 0x8000\n@!P2 SYNCS.ARRIVE.TRANS64 RZ, [UR12], R4"
         assert findings(code) == {("barrier-operand", "SYNCS.ARRIVE.TRANS64")}
 
     def test_guard_changed_in_between(self) -> None:
-        code = f"{LOAD}@P2 MOV R4, 0x8000\nISETP.GT.AND P2, PT, R0, RZ, PT\n@P2 SYNCS.ARRIVE.TRANS64 RZ, [UR12], R4"
+        change = "ISETP.GT.AND P2, PT, R0, RZ, PT"
+        code = f"{INIT}{LOAD}@P2 MOV R4, 0x8000\n{change}\n@P2 SYNCS.ARRIVE.TRANS64 RZ, [UR12], R4"
         assert findings(code) == {("barrier-operand", "SYNCS.ARRIVE.TRANS64")}
 
     def test_guard_changed_by_the_same_instruction(self) -> None:
-        code = f"{LOAD}@P2 LOP3.LUT P2, R4, R0, 0x1, RZ, 0xc0, !PT\n@P2 SYNCS.ARRIVE.TRANS64 RZ, [UR12], R4"
+        code = f"{INIT}{LOAD}@P2 LOP3.LUT P2, R4, R0, 0x1, RZ, 0xc0, !PT\n@P2 SYNCS.ARRIVE.TRANS64 RZ, [UR12], R4"
         assert findings(code) == {("barrier-operand", "SYNCS.ARRIVE.TRANS64")}
 
     def test_overwritten_without_guard(self) -> None:
-        code = f"@P2 MOV R4, 0x8000\n{LOAD}@P2 SYNCS.ARRIVE.TRANS64 RZ, [UR12], R4"
+        code = f"{INIT}@P2 MOV R4, 0x8000\n{LOAD}@P2 SYNCS.ARRIVE.TRANS64 RZ, [UR12], R4"
         assert findings(code) == {("barrier-operand", "SYNCS.ARRIVE.TRANS64")}
 
     def test_other_lanes_are_not_guarded(self) -> None:
@@ -89,7 +92,7 @@ class TestGuardedValues:
         assert findings(code) == set()
 
     def test_one_path_only(self) -> None:
-        code = f"""{LOAD}BRA.U UP1, `(.L_1)
+        code = f"""{INIT}{LOAD}BRA.U UP1, `(.L_1)
         @P2 MOV R4, 0x8000
         .L_1:
         @P2 SYNCS.ARRIVE.TRANS64 RZ, [UR12], R4"""
