@@ -18,11 +18,13 @@ changes; a package without sources takes what `build_controls` left in planted/ 
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import importlib.util
 import json
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -199,13 +201,26 @@ def build_controls(out_dir: Path, progress: Callable[[str], None] = lambda _: No
     return names
 
 
+@contextlib.contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Other processes that ask for the same folder wait: two that compile into it would spoil each other's files."""
+    folder.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)  # which unlocks
+
+
 def load_controls(progress: Callable[[str], None] = lambda _: None) -> Controls:
     """All controls: built from the checkout's sources if there are any, else those that were packaged. NotRun or
     ControlError if there are none."""
     folder = PACKAGED
     if SOURCES.is_dir():
         folder = CACHE
-        build_controls(folder, progress)
+        with _alone(folder):
+            build_controls(folder, progress)
     manifest = folder / MANIFEST
     if not manifest.exists():
         raise tools.NotRun(f"no controls: neither sources in {SOURCES} nor a packaged {manifest}")

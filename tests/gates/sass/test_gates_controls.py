@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import subprocess
+import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -193,3 +195,22 @@ def test_a_changed_source_is_compiled_again(
     content = json.loads((out / controls.MANIFEST).read_text())
     assert content["expects"] == {"one": "branch"}
     assert content["executing"] == {"one": controls.read_header(sources / "one.cu").executing}
+
+
+def test_who_comes_second_waits_for_the_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gates that run beside each other, as tests do, compile into the same folder."""
+    building, most = [], []
+
+    def build(folder: Path, progress: object) -> None:
+        building.append(folder)
+        most.append(len(building))
+        time.sleep(0.05)  # in which the others would come in
+        building.pop()
+        raise controls.ControlError("not further")
+
+    monkeypatch.setattr(controls, "build_controls", build)
+    monkeypatch.setattr(controls, "CACHE", tmp_path / "controls")
+    with ThreadPoolExecutor(max_workers=4) as threads:
+        waiting = [threads.submit(controls.load_controls) for _ in range(4)]
+    assert all(isinstance(each.exception(), controls.ControlError) for each in waiting)
+    assert most == [1, 1, 1, 1]
