@@ -94,7 +94,7 @@ def _wrong_mask(mask: Tensor) -> str:
     if mask.dim() < 2 or mask.shape[-2] == 1:
         return (
             f"{given}, the same keys for every query, as for padding; supported: None (one call for each length, "
-            "without padding; under is_causal=True padding behind a sequence needs no mask; for models of transformers, "
+            "without padding; under is_causal=True padding behind a sequence needs no mask; for transformers, "
             "dhp_safe_fa.integrations.transformers does so)"
         )
     return (
