@@ -25,6 +25,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from dhp_safe_fa import _recognized
 from dhp_safe_fa._at_work import default, default_multi_head, entered, entries, set_default
 from dhp_safe_fa._recognized import (
     FLEX,
@@ -32,6 +33,7 @@ from dhp_safe_fa._recognized import (
     KERNELS,
     OURS,
     SDPA,
+    find_foreign_attention,
     is_foreign_attention,
     runs_functions_unseen,
     torch_multi_head,
@@ -142,13 +144,17 @@ class Policy(TorchFunctionMode):
         if runs_functions_unseen(func):
             self.refuse(
                 f"torch.ops.higher_order.{func.__name__} runs functions where their attention is not seen; supported: "
-                "Python's own control flow (of an exported program: export it under the policy, without such blocks)"
+                "Python's own control flow, compiled functions without checkpoints, programs exported under the policy"
             )
-        if not torch.compiler.is_dynamo_compiling() and is_foreign_attention(func):
+        traced = torch.compiler.is_dynamo_compiling()
+        if func in _recognized.FOREIGN if traced else is_foreign_attention(func):
             self.refuse(f"{func}: an operator that is called attention; supported: scaled_dot_product_attention")
 
     def refuse(self, reason: str) -> None:
         """Raises RuntimeError with the reason."""
+        if torch.compiler.is_dynamo_compiling():
+            # An exception of the traced program would be a reason to try the same without a graph.
+            torch._dynamo.comptime.comptime(_refuse_traced)
         raise RuntimeError(f"dhp_safe_fa.policy({self.name!r}): {reason}")
 
     def _attend(
@@ -185,9 +191,7 @@ class Policy(TorchFunctionMode):
             torch._dynamo.comptime.comptime(_note_traced)
             # Written by the graph each time that it runs, of whatever policy of this kind it then runs under; never
             # read in a trace, so that no graph depends on it.
-            ran = _attribute_of_traced()
-            if ran is not None:
-                setattr(self, ran, True)
+            setattr(self, _attribute_of_traced(), True)
         else:
             self._note(query, key, reason, others)
 
@@ -196,20 +200,20 @@ class Policy(TorchFunctionMode):
         self._count(describe(query, key, backend, reason))
 
     def _count(self, call: Call) -> None:
-        news = call.reason is not None and all(call.reason != known.reason for known in self.calls)
         with _lock:
             self._eager[call] += 1
-        if news:
-            self._warn(call)
+        if call.reason is not None:
+            self._warn(call.reason)
 
-    def _warn(self, call: Call) -> None:
-        """A reason that this policy meets for the first time; here nothing."""
+    def _warn(self, reason: str) -> None:
+        """A call was not served; here nothing."""
 
 
 class _Secure(Policy):
     name, serves, refuses = "secure", True, True
 
     def _begin(self) -> None:
+        find_foreign_attention()
         entries.close()
 
     def _end(self) -> None:
@@ -219,9 +223,17 @@ class _Secure(Policy):
 class _Hybrid(Policy):
     name, serves, refuses = "hybrid", True, False
 
-    def _warn(self, call: Call) -> None:
-        sentence = f"dhp_safe_fa.policy('hybrid'): torch's own attention runs: {call.reason}"
-        warnings.warn(sentence, stacklevel=_level_of_caller())
+    def __init__(self) -> None:
+        super().__init__()
+        self._warned: set[str] = set()
+
+    def _warn(self, reason: str) -> None:
+        with _lock:
+            news = reason not in self._warned
+            self._warned.add(reason)
+        if news:
+            sentence = f"dhp_safe_fa.policy('hybrid'): torch's own attention runs: {reason}"
+            warnings.warn(sentence, stacklevel=_level_of_caller())
 
 
 class _Audit(Policy):
@@ -256,7 +268,8 @@ _POLICIES: dict[str, type[Policy]] = {kind.name: kind for kind in (_Secure, _Hyb
 
 def _level_of_caller() -> int:
     """The stacklevel, for warnings.warn in the function that asks, of the first frame outside of torch and of here."""
-    own = tuple(str(Path(module.__file__ or "").parent) for module in (torch, sys.modules[__package__ or ""]))
+    packages = (torch, sys.modules[__package__ or ""])
+    own = (*(str(Path(package.__file__ or "").parent) for package in packages), "<eval_with_key>")  # graphs of torch.fx
     level, frame = 1, sys._getframe(1)
     while frame.f_back is not None and frame.f_code.co_filename.startswith(own):
         level, frame = level + 1, frame.f_back
@@ -286,23 +299,23 @@ def _note_traced(context: Any) -> None:
     backend = "dhp" if kind.serves and reason is None else "torch"
     call = describe(query, key, backend, reason)
     policies = [policy for policy in (default(), *entered()) if policy is not None and type(policy) is kind]
-    policy = (policies or [kind()])[-1]
-    if reason is not None and all(call.reason != known.reason for known in policy.calls):
-        policy._warn(call)
-    if context._ComptimeContext__tx.output.current_tracer.parent is not None:
-        # Inside of a checkpoint, say, where graphs may not write attributes: counted now, and in this policy only.
-        _threads.attribute = None
-        policy._eager.setdefault(call, 1)
-        return
+    if reason is not None:
+        (policies or [kind()])[-1]._warn(reason)
     with _lock:
         if call not in _traced:
             _traced.append(call)
         _threads.attribute = f"{_RAN}{_traced.index(call)}"
 
 
-def _attribute_of_traced() -> str | None:
+def _refuse_traced(context: Any) -> None:
+    """Ends the compilation that traces Policy.refuse."""
+    kind, reason = context.get_local("self").python_type(), context.get_local("reason").as_python_constant()
+    kind().refuse(reason)
+
+
+def _attribute_of_traced() -> str:
     """For torch.compile a constant: what _note_traced has just noted."""
-    attribute: str | None = _threads.attribute
+    attribute: str = _threads.attribute
     return attribute
 
 
@@ -319,8 +332,13 @@ def policy(name: Name) -> Policy:
     - ``"audit"``: nothing changes. The policy lists every call: shapes, dtype, the backend of torch's choice, and why
       dhp would not serve it. Compiled functions run uncompiled meanwhile, in every thread.
 
-    Policies nest: a call has to pass all of them, so an inner one cannot allow what an outer one refuses. Not seen is
-    attention that a model computes without scaled_dot_product_attention.
+    Policies nest: a call has to pass all of them, so an inner one cannot allow what an outer one refuses.
+
+    "secure" also refuses what computes attention another way and can be seen: flex_attention, torch's own kernels and
+    other operators with attention in their names, TorchScript with attention in its graph, programs compiled ahead of
+    time, backward passes of attention from outside, threads of DataParallel, and operators that run functions unseen
+    (torch.cond; in compiled functions checkpoints). Not seen at all: products and softmax by hand, kernels of one's own
+    (Triton, C++, CUDA), threads that others start, replayed CUDA graphs, and calls with torch functions disabled.
 
     Args:
         name: "secure", "hybrid" or "audit".

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable, Iterable
 from functools import cache
 from typing import Any
@@ -52,9 +53,12 @@ KERNELS = _named(
 )
 FLEX = tuple(getattr(torch.ops.higher_order, name) for name in ("flex_attention", "flex_attention_backward"))
 
-# What their branches and bodies compute a mode does not see.
-_CONTROL_FLOW = (
+# What the functions compute that these are given, a mode does not see: it is off while it handles the operator.
+_RUNNING_FUNCTIONS = (
+    "autograd_function_apply",
     "cond",
+    "invoke_subgraph",
+    "tag_activation_checkpoint",
     "while_loop",
     "while_loop_stack_output",
     "scan",
@@ -71,7 +75,29 @@ _ATTENTION = re.compile(r"attention|attn|scaled_?dot_?product|transformer_encode
 
 def runs_functions_unseen(func: object) -> bool:
     """A higher-order operator that runs functions it is given."""
-    return isinstance(func, HigherOrderOperator) and func.__name__ in _CONTROL_FLOW
+    return isinstance(func, HigherOrderOperator) and func.__name__ in _RUNNING_FUNCTIONS
+
+
+FOREIGN: tuple[Any, ...] = ()  # for torch.compile, which cannot look into names: found by find_foreign_attention
+_names_looked_at: set[str] = set()
+_state_looked_at = 0, 0, 0
+
+
+def find_foreign_attention() -> None:
+    """Looks through what has been registered since the last time."""
+    global FOREIGN, _state_looked_at
+    # Whatever registers operators is imported, loaded or defined in Python; listing them takes torch milliseconds.
+    state = len(sys.modules), len(torch.ops.loaded_libraries), len(torch.library._defs)
+    if state == _state_looked_at:
+        return
+    _state_looked_at = state
+    new = set(torch._C._dispatch_get_all_op_names()) - _names_looked_at
+    _names_looked_at.update(new)
+    for name in sorted({name.split(".")[0] for name in new if _ATTENTION.search(name)}):
+        space, base = name.split("::")
+        packet = getattr(getattr(torch.ops, space), base)
+        if is_foreign_attention(packet) and packet not in (*KERNELS, *FUSED):
+            FOREIGN += (packet, *(getattr(packet, overload) for overload in packet.overloads()))
 
 
 @cache

@@ -80,15 +80,27 @@ def why_not(
 ) -> str | None:
     """Why dhp does not serve this call of scaled_dot_product_attention, in one sentence; None if it does."""
     if attn_mask is not None:
-        return (
-            "attn_mask: given; supported: None, with is_causal=True for the causal mask, "
-            "or dhp_safe_fa.attention with causal_offset where queries follow a cache"
-        )
+        return _wrong_mask(attn_mask)
     if dropout_p > 0:
         return f"dropout_p: {dropout_p:g}; supported: 0 (in evaluation, pass dropout_p=0.0)"
     if torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad):
         return "gradients: an input requires grad, and there is no backward yet; call it under torch.no_grad()"
     return _wrong_place(query, key, value) or _wrong_shape(query, key, value, enable_gqa) or _wrong_scale(scale)
+
+
+def _wrong_mask(mask: Tensor) -> str:
+    """By its shape alone: what it says is data."""
+    given = f"attn_mask: given, shape {list(mask.shape)}"
+    if mask.dim() < 2 or mask.shape[-2] == 1:
+        return (
+            f"{given}, the same keys for every query, as for padding; supported: None (one call for each length, "
+            "without padding; under is_causal=True padding behind a sequence needs no mask; for transformers, "
+            "dhp_safe_fa.integrations.transformers does so)"
+        )
+    return (
+        f"{given}; supported: None, with is_causal=True for the causal mask, "
+        "or dhp_safe_fa.attention with causal_offset where queries follow a cache"
+    )
 
 
 def unsupported_gpu(device: torch.device | int) -> str | None:

@@ -5,8 +5,8 @@
 
 A batch may be padded on the left, on the right, or both. Where each sequence begins and ends is read from the 2-D
 attention_mask once in a forward pass (lengths are public, see audits/SOUNDNESS.md), and each sequence is computed over
-its own keys alone: its rows have the bits they have when it is computed alone. Neighbours in the batch that lie alike
-share a call of the kernel.
+its own keys alone: its rows of attention have the bits they have when it is computed alone (products of other layers
+may round differently). Neighbours in the batch that lie alike share a call of the kernel.
 
 Refused, with a sentence: a sliding window or chunk shorter than the sequence, packed sequences, custom and 4-D masks,
 padding in between tokens, static and paged caches, dropout, attention sinks, soft caps, position biases and returned

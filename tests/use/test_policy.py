@@ -69,7 +69,7 @@ def test_secure(q: Tensor) -> None:
         assert same_bits(attend(q), ours(q))
         assert same_bits(torch.ops.aten.scaled_dot_product_attention(q, q, q, None, 0.0, True), ours(q))
         assert same_bits(torch.ops.aten.scaled_dot_product_attention.default(q, q, q, None, 0.0, True), ours(q))
-        with pytest.raises(RuntimeError, match=r"policy\('secure'\): attn_mask: given; supported: None"):
+        with pytest.raises(RuntimeError, match=r"policy\('secure'\): attn_mask: given, .*; supported: None"):
             masked(q)
     assert backends(policy) == {"dhp": 3}
     assert same_bits(attend(q), torch_result), "the policy outlives its block"
@@ -122,6 +122,31 @@ def test_hybrid(q: Tensor) -> None:
             attend(q, dropout_p=0.5)
     counted = {(c.backend == "dhp", c.reason and c.reason.split(":")[0]): n for c, n in policy.calls.items()}
     assert counted == {(True, None): 3, (False, "attn_mask"): 2, (False, "dropout_p"): 1}
+
+
+def test_hybrid_warns_of_the_line_that_calls(q: Tensor) -> None:
+    """Not of one in torch or in the package; also where torch's layers are in between."""
+    layer = torch.nn.MultiheadAttention(64, 4, batch_first=True).eval().to(device=q.device, dtype=q.dtype)
+    compiled = torch.compile(masked, backend="eager")
+    calls: list[Callable[[], Any]] = [
+        lambda: F.scaled_dot_product_attention(q, q, q, dropout_p=0.5),
+        lambda: layer(q[0], q[0], q[0]),
+        lambda: compiled(q),
+    ]
+    for call in calls:
+        with dhp_safe_fa.policy("hybrid"), pytest.warns(UserWarning, match="torch's own attention runs") as caught:
+            call()
+        assert [warning.filename for warning in caught] == [__file__]
+
+
+def test_a_padding_mask_is_answered_as_one(q: Tensor) -> None:
+    """Advice about a cache does not help whoever masks padding; shapes tell, not values."""
+    for shape, advice in (((2, 1, 1, 33), "padding"), ((33,), "padding"), ((2, 1, 33, 33), "causal_offset")):
+        mask = torch.ones(shape, dtype=torch.bool, device=q.device)
+        with dhp_safe_fa.policy("secure"), pytest.raises(RuntimeError, match="attn_mask: given, shape") as caught:
+            F.scaled_dot_product_attention(q, q, q, attn_mask=mask)
+        assert advice in str(caught.value) and str(list(shape)) in str(caught.value)
+        assert ("causal_offset" in str(caught.value)) == (advice == "causal_offset")
 
 
 def test_audit(target: Target, rng: torch.Generator) -> None:
@@ -195,6 +220,8 @@ def test_attention_weights_are_refused(target: Target, rng: torch.Generator) -> 
     with dhp_safe_fa.policy("audit") as audit:
         assert same_bits(heads(x, x, x)[0], want)
     assert [call.reason is None for call in audit.calls] == [False]
+    (call,) = audit.calls
+    assert call.query == call.key == (2, 4, 33, 64), "[..., Hq, Sq, D], as calls of SDPA"
 
 
 # ---- nesting --------------------------------------------------------------------------------------------------------
@@ -390,7 +417,7 @@ def test_compiled_calls_that_are_not_served(q: Tensor, fullgraph: bool) -> None:
             got = compiled(q)
         assert same_bits(got, masked(q))
     assert [call.reason is None for call in policy.calls] == [False] * len(policy.calls)
-    with dhp_safe_fa.policy("secure"), pytest.raises(RuntimeError, match="attn_mask: given; supported: None"):
+    with dhp_safe_fa.policy("secure"), pytest.raises(RuntimeError, match=r"attn_mask: given, .*; supported: None"):
         compiled(q)
     assert same_bits(compiled(q), got)
 
