@@ -22,6 +22,7 @@ from dhp_safe_fa._sdpa import HOPPER
 from dhp_safe_fa.bench import peers
 
 from . import inputs
+from .bitwise.rows import Way, attention_ways
 from .inputs import Inputs, Shape
 from .targets import PEERS
 from .timing import inputs as timing_inputs
@@ -33,6 +34,7 @@ Attend = Callable[[Inputs, bool], tuple[Tensor, ...]]
 AttendOffset = Callable[[Inputs, int], tuple[Tensor, ...]]
 # (name of a class, shape, seed, device) -> inputs
 Make = Callable[[str, Shape, int, str], Inputs]
+MakeWays = Callable[["Subject", Inputs, Inputs, bool], list[Way]]
 # (shape, seed, device) -> class to inputs
 MakeClasses = Callable[[Shape, int, str], dict[str, Inputs]]
 
@@ -43,8 +45,8 @@ _BATCH, _HEADS, _SEQLEN = 1, 16, 1024
 
 @dataclass(frozen=True)
 class Subject:
-    """What is under test. What it reads and writes is said here alone: no gate takes its inputs apart, but for the ways
-    in which rows of attention are computed again (bitwise/rows.py).
+    """What is under test. What it reads and writes is said here alone: no gate takes its inputs apart. The defaults are
+    those of attention's forward pass.
 
     Attributes:
         name: a shipped kernel's name, or a peer's.
@@ -55,6 +57,7 @@ class Subject:
         cubin_sha256: of the shipped kernel; empty for a peer.
         attend_offset: the same with a causal_offset; None if there is no such thing.
         outputs: names of what attend returns.
+        ways: in which rows are computed again (bitwise/rows.py): (subject, inputs, stranger, is_causal) -> ways.
         make: inputs of a class of inputs.CLASSES.
         matched: classes with equal bit statistics, by the names of timing/inputs.py.
         power: classes that draw unlike power, by the names of timing/inputs.py.
@@ -68,6 +71,7 @@ class Subject:
     cubin_sha256: str = ""
     attend_offset: AttendOffset | None = None
     outputs: tuple[str, ...] = ("out", "lse")
+    ways: MakeWays = attention_ways
     make: Make = inputs.make
     matched: MakeClasses = timing_inputs.matched
     power: MakeClasses = timing_inputs.power

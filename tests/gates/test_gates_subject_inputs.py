@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from dataclasses import replace
 
 import pytest
 import torch
 
 from dhp_safe_fa.gates import inputs
 from dhp_safe_fa.gates.bitwise import gate as bitwise
+from dhp_safe_fa.gates.bitwise.rows import Way, rows_of_shape
 from dhp_safe_fa.gates.counters import counted
 from dhp_safe_fa.gates.inputs import Inputs, Shape
 from dhp_safe_fa.gates.subjects import Subject
@@ -77,3 +79,18 @@ def test_bitwise_repeats_every_class_and_names_every_output(monkeypatch: pytest.
     assert bitwise.repeat_shape(gradients.subject, SHAPE, bitwise.QUICK) == ([], 1.0)
     assert named == [("dq", "dk", "dv")] * (len(inputs.CLASSES) + 1)
     assert not torch.equal(gradients.fed[0][0], gradients.fed[1][0])
+
+
+def test_bitwise_computes_rows_again_in_the_ways_of_the_subject() -> None:
+    gradients = Gradients()
+
+    def ways(subject: Subject, given: Inputs, stranger: Inputs, is_causal: bool) -> list[Way]:
+        assert len(given) == len(stranger) == 6
+        whole = subject.attend(given, is_causal)
+        return [
+            Way("again", lambda: subject.attend(given, is_causal), whole),
+            Way("of a stranger", lambda: subject.attend(stranger, is_causal), whole),
+        ]
+
+    found = rows_of_shape(replace(gradients.subject, ways=ways), SHAPE, "normal", "large", seed=1, device="cpu")
+    assert found.ways == 2 and [line.partition(":")[0] for line in found.differing] == ["of a stranger"]

@@ -6,14 +6,17 @@ more keys that it must not see. The ways that need no causal_offset are open to 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 
 from ..inputs import Inputs, Shape
-from ..subjects import Attend, AttendOffset, Subject
 from .compare import Outputs, compare_outputs
+
+if TYPE_CHECKING:  # a subject knows its ways
+    from ..subjects import Attend, AttendOffset, Subject
 
 # Query rows computed at a time: one alone, a part of a warp's rows, whole tiles of 64 and 128.
 _ROWS = (1, 17, 64, 128)
@@ -133,26 +136,25 @@ def _offsets(attend: AttendOffset, inputs: Inputs, stranger: Inputs) -> Iterator
         yield Way(f"{more} more keys", padded(more), whole)
 
 
-def recompute(
-    attend: Attend,
-    names: tuple[str, ...],
-    inputs: Inputs,
-    stranger: Inputs,
-    is_causal: bool,
-    attend_offset: AttendOffset | None = None,
-) -> Rows:
-    """Compute rows again in every way, and compare bits.
+def attention_ways(subject: Subject, inputs: Inputs, stranger: Inputs, is_causal: bool) -> list[Way]:
+    """The ways of attention's forward pass: all that the subject can compute, with a causal_offset if it takes one.
 
     Args:
-        attend, names: what is under test, and the names of its outputs.
         inputs: q, k, v.
         stranger: other values, same shapes: the company.
-        attend_offset: the same with a causal_offset, if there is such a thing; used if is_causal.
     """
-    whole = _kept(attend(inputs, is_causal))
-    ways = [*_company(attend, inputs, stranger, is_causal, whole), *_rows(attend, inputs, stranger, is_causal, whole)]
-    if is_causal and attend_offset is not None:
-        ways += _offsets(attend_offset, inputs, stranger)
+    whole = _kept(subject.attend(inputs, is_causal))
+    ways = [
+        *_company(subject.attend, inputs, stranger, is_causal, whole),
+        *_rows(subject.attend, inputs, stranger, is_causal, whole),
+    ]
+    if is_causal and subject.attend_offset is not None:
+        ways += _offsets(subject.attend_offset, inputs, stranger)
+    return ways
+
+
+def recompute(names: tuple[str, ...], ways: Sequence[Way]) -> Rows:
+    """Compute rows again in every way, and compare the bits of all outputs, which have these names."""
     found = Rows([], [], len(ways))
     for way in ways:
         try:
@@ -166,10 +168,10 @@ def recompute(
 
 
 def rows_of_shape(subject: Subject, shape: Shape, own: str, company: str, seed: int, device: str = "cuda") -> Rows:
-    """Row invariance of a subject on one shape; also with a causal_offset, if the subject has such a thing.
+    """Row invariance of a subject on one shape, in all its ways.
 
     own, company: classes of inputs, of the rows that are compared and of what is beside them.
     """
     inputs, stranger = subject.make(own, shape, seed, device), subject.make(company, shape, seed + 1, device)
     with subject.context():
-        return recompute(subject.attend, subject.outputs, inputs, stranger, shape.is_causal, subject.attend_offset)
+        return recompute(subject.outputs, subject.ways(subject, inputs, stranger, shape.is_causal))

@@ -135,9 +135,14 @@ SHAPES = [
 ]
 
 
-def rows(shape: Shape, attend: bitwise_rows.Attend, offset: bitwise_rows.AttendOffset | None = None) -> Rows:
-    own, stranger = (inputs.make("normal", shape, seed, "cpu") for seed in (1, 2))
-    return bitwise_rows.recompute(attend, ("out", "lse"), own, stranger, shape.is_causal, offset)
+def rows(
+    shape: Shape,
+    attend: subjects.Attend,
+    offset: subjects.AttendOffset | None = None,
+    outputs: tuple[str, ...] = ("out", "lse"),
+) -> Rows:
+    subject = Subject("a", attend, nullcontext, ("a",), (shape,), attend_offset=offset, outputs=outputs)
+    return bitwise_rows.rows_of_shape(subject, shape, "normal", "normal", seed=1, device="cpu")
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
@@ -163,8 +168,7 @@ def test_outputs_that_share_their_memory_are_not_compared_with_themselves() -> N
         kept[:] = q.size(0)  # what a row is depends on the batch
         return (kept[: q.size(0), : q.size(1), : q.size(2)],)
 
-    own, stranger = (inputs.make("normal", Shape(1, 2, 2, 150, 150, 64, "float16", False), i, "cpu") for i in (1, 2))
-    found = bitwise_rows.recompute(attend, ("out",), own, stranger, False)
+    found = rows(Shape(1, 2, 2, 150, 150, 64, "float16", False), attend, outputs=("out",))
     assert [line.partition(":")[0] for line in found.differing] == ["other batches beside"]
 
 
@@ -172,7 +176,7 @@ def test_offsets_add_ways() -> None:
     assert rows(SHAPES[0], ours, subjects._attend_ours_offset).ways == rows(SHAPES[0], ours).ways + 7
 
 
-def with_fault(fault: Callable[[Tensor, Tensor], float]) -> bitwise_rows.Attend:
+def with_fault(fault: Callable[[Tensor, Tensor], float]) -> subjects.Attend:
     """The operator, but for a last bit that depends on q's or k's shape."""
 
     def attend(given: inputs.Inputs, is_causal: bool) -> tuple[Tensor, ...]:
