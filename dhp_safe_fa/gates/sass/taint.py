@@ -11,14 +11,14 @@ import heapq
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from .addresses import Addresses
-from .aliases import Aliases
+from .addresses.aliases import Aliases
+from .addresses.fixpoint import Addresses
+from .addresses.values import STACK
 from .cfg import Graph, build_graph, is_indirect
 from .isa import CALL, Effects, effects
 from .listing import Program
 from .operands import BARRIER_RESULT, LOCAL, LOCAL_ANY, B, P, R, UnknownInstruction
 from .state import UNKNOWN, UNSET, Mark, State, negation
-from .values import STACK
 
 UNRESOLVED = "unresolved-control"
 _STACK_POINTER = R + 1

@@ -133,6 +133,36 @@ class TestLocalMemory:
         code = f"{self.START}STL [R1], R0\n{store}\nLDL R9, [R1]\nSTS [R9], R0"
         assert findings(code) == {("address", "STS")}
 
+    @pytest.mark.parametrize(
+        "load",
+        [
+            "LDL R9, [R1+0x4]",
+            "STL [R1+0x4], R0\nLDL.64 R8, [R1+0x4]",  # half of it
+            "STL.U16 [R1+0x4], R0\nLDL R9, [R1+0x4]",
+            "@P1 STL [R1+0x4], R0\nLDL R9, [R1+0x4]",
+            "BRA.U UP1, `(.L_1)\nSTL [R1+0x4], R0\n.L_1:\nLDL R9, [R1+0x4]",  # on one path
+            "LOP3.LUT R8, R6, 0xc, RZ, 0xc0, !PT\nIADD3 R8, R1, R8, RZ\nSTL [R8], R0\nLDL R9, [R1+0x4]",
+            "STL.64 [R1], R6\nLOP3.LUT R8, R6, 0xc, RZ, 0xc0, !PT\nIADD3 R8, R1, R8, RZ\nLDL R9, [R8]",
+        ],
+    )
+    def test_what_was_never_written_is_secret(self, load: str) -> None:
+        code = program(f"{self.START}{load}\nSTS [R9], R0")
+        found = [f for f in analyse(code, "snippet").findings if f.kind == "address"]
+        assert [f.source for f in found] == ["local memory that was never written"]
+
+    @pytest.mark.parametrize(
+        "load",
+        [
+            "STL.64 [R1], R6\nLDL R9, [R1+0x4]",
+            "STL.U8 [R1+0x5], R0\nLDL.U8 R9, [R1+0x5]",
+            "@P1 STL [R1+0x4], R0\n@!P1 STL [R1+0x4], R6\nLDL R9, [R1+0x4]",
+            "MOV R9, RZ\n@P1 STL [R1+0x4], R0\n@P1 LDL R9, [R1+0x4]",
+            "STL.128 [R1], R12\nLOP3.LUT R8, R6, 0xc, RZ, 0xc0, !PT\nIADD3 R8, R1, R8, RZ\nLDL R9, [R8]",
+        ],
+    )
+    def test_what_was_written_is_not(self, load: str) -> None:
+        assert findings(f"{self.START}{load}\nSTS [R9], R0") == set()
+
     def test_unknown_address_reads_every_slot(self) -> None:
         code = f"{self.START}STL [R1+0x4], R4\nLDL R9, [R8]\nSTS [R9], R0"
         assert findings(code) == {("address", "STS")}

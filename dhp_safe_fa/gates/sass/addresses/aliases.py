@@ -13,9 +13,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from .addresses import Addresses
-from .listing import Instruction, Program
-from .operands import Operand, Register, UnknownInstruction, parse, split
+from ..listing import Instruction, Program
+from ..operands import Operand, Register, UnknownInstruction, parse, split
+from .fixpoint import Addresses
 from .transfer import driver_word
 from .values import POINTER, SHARED_HIGH, UNTRACKED, WINDOW, WINDOW_HIGH, Value, may_meet, multiply, single
 

@@ -11,11 +11,11 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from .cfg import Graph
-from .isa import Effects, guard_location
-from .listing import Instruction, Program
-from .operands import UP, UR, B, Operand, P, Register
-from .state import negation
+from ..cfg import Graph
+from ..isa import Effects, guard_location
+from ..listing import Instruction, Program
+from ..operands import UP, UR, B, Operand, P, Register
+from ..state import negation
 from .transfer import Transfer, transfer
 from .values import UNTRACKED, Value, add, join, restrict, single, spread
 
