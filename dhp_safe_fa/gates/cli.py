@@ -151,7 +151,9 @@ def run_executing(gate: str, arguments: argparse.Namespace, screen: Screen) -> t
             def tell(text: str, done: int, total: int) -> None:
                 progress.update(task, description=f"{gate}: {text}", completed=done, total=total)
 
-            results = module.run(subjects, arguments.quick, tell)
+            able = [subject for subject in subjects if not subject.why_not]
+            results = module.run(able, arguments.quick, tell) if able else []
+            results += [not_run(gate, subject.name, subject.why_not) for subject in subjects if subject.why_not]
         if getattr(arguments, "plot", None):
             module.plot(results, arguments.plot)
     except _CAUSES as error:

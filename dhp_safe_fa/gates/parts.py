@@ -104,6 +104,7 @@ def of_policy(path: Path = POLICY) -> str | None:
 def of_gates(folder: Path = _GATES) -> dict[str, str]:
     """shared, and "gate NAME" for every gate; folder: dhp_safe_fa/gates."""
     shared = [path for path in folder.glob("*.py") if path.name not in _JUDGE_NOTHING]
+    shared += _below(folder / "families")
     own = {f"gate {gate.name}": digest(_below(folder / gate.name), folder) for gate in GATES}
     return {"shared": digest(shared, folder), **own}
 

@@ -1,22 +1,19 @@
 """What the gates that execute kernels put under test: the shipped kernels, or a peer, on public shapes.
 
-A shipped kernel is reached through the operator, like everything else: shapes are tried until the plan
-(``dhp_safe_fa._inspect.plan``) answers with that kernel, so a new kernel needs no word here.
+How a shipped kernel is reached, its family says (families/).
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Iterator
+import importlib
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from itertools import product
 from typing import Any
 
 import torch
 from torch import Tensor
 
-import dhp_safe_fa
 from dhp_safe_fa import _inspect
 from dhp_safe_fa._sdpa import HOPPER
 from dhp_safe_fa.bench import peers
@@ -38,9 +35,9 @@ MakeWays = Callable[["Subject", Inputs, Inputs, bool], list[Way]]
 # (shape, seed, device) -> class to inputs
 MakeClasses = Callable[[Shape, int, str], dict[str, Inputs]]
 
-# Shapes are tried from the nearest to this one: 128 CTAs of 128 queries nearly fill an H100, and 8 tiles of keys are
-# enough for every stage of a pipeline.
-_BATCH, _HEADS, _SEQLEN = 1, 16, 1024
+# Batch, heads and length: 128 CTAs of 128 queries nearly fill an H100, and 8 tiles of keys are enough for every stage
+# of a pipeline.
+REFERENCE = (1, 16, 1024)
 
 
 @dataclass(frozen=True)
@@ -61,6 +58,7 @@ class Subject:
         make: inputs of a class of inputs.CLASSES.
         matched: classes with equal bit statistics, by the names of timing/inputs.py.
         power: classes that draw unlike power, by the names of timing/inputs.py.
+        why_not: why a shipped kernel cannot be run, which then has no shapes; else empty.
     """
 
     name: str
@@ -75,6 +73,7 @@ class Subject:
     make: Make = inputs.make
     matched: MakeClasses = timing_inputs.matched
     power: MakeClasses = timing_inputs.power
+    why_not: str = ""
 
 
 def require_gpu() -> None:
@@ -94,43 +93,19 @@ def require_shapes(subjects: Iterable[Subject]) -> None:
             raise NotRun(f"{subject.name}: has no shape to be run on")
 
 
-def _candidates(head_dim: int, dtype: str) -> Iterator[Shape]:
-    """Self-attention with every mixture of powers of two, the nearest to the reference first."""
-    sizes = product((1, 2, 4, 8), (1, 2, 4, 8, 16, 32, 64), (1, 16, 64, 128, 256, 512, 1024, 2048, 4096, 8192))
-    reference = (_BATCH, _HEADS, _SEQLEN)
-
-    def distance(size: tuple[int, int, int]) -> float:
-        return sum(abs(math.log2(a / b)) for a, b in zip(size, reference, strict=True))
-
-    for batch, heads, seqlen in sorted(sizes, key=distance):
-        yield Shape(batch, heads, heads, seqlen, seqlen, head_dim, dtype, False)
+def _refuse(inputs: Inputs, is_causal: bool) -> tuple[Tensor, ...]:
+    raise NotRun("this kernel cannot be run")
 
 
-def _planned(shape: Shape) -> str:
-    """The kernel that the shape launches."""
-    plan = _inspect.plan(shape.q, shape.k, shape.dtype, shape.is_causal, 0)
-    return str(plan["kernel"]) if plan else ""
-
-
-def shapes_of(kernel: dict[str, Any]) -> tuple[Shape, ...]:
-    """Four shapes that launch a kernel of ``_inspect.kernels()``: full; causal; grouped heads; lengths and head_dim
-    that fill no tile. NotRun if none was found."""
-    name, head_dim, dtype = str(kernel["name"]), int(kernel["head_dim"]), str(kernel["dtype"])
-    for full in _candidates(head_dim, dtype):
-        odd = replace(full, seqlen_q=full.seqlen_q + 13, seqlen_k=full.seqlen_k + 77, head_dim=head_dim - 8)
-        grouped = replace(full, heads_k=max(1, full.heads_q // 4), is_causal=True)
-        shapes = (full, replace(full, is_causal=True), grouped, replace(odd, is_causal=True))
-        if all(_planned(shape) == name for shape in shapes):
-            return shapes
-    raise NotRun(f"{name}: no shape was found whose plan chooses this kernel")
-
-
-def _attend_ours(inputs: Inputs, is_causal: bool) -> tuple[Tensor, ...]:
-    return dhp_safe_fa.attention_lse(*inputs, is_causal=is_causal)
-
-
-def _attend_ours_offset(inputs: Inputs, causal_offset: int) -> tuple[Tensor, ...]:
-    return dhp_safe_fa.attention_lse(*inputs, is_causal=True, causal_offset=causal_offset)
+def _of_family(kernel: dict[str, Any]) -> Subject:
+    """A kernel of ``_inspect.kernels()`` as its family puts it under test. One that cannot be run does not stop the
+    others: it says why."""
+    name, family = str(kernel["name"]), str(kernel["family"])
+    try:
+        found: Subject = importlib.import_module(f"{__package__}.families.{family}").subject(kernel)
+        return found
+    except (NotRun, ModuleNotFoundError) as error:
+        return Subject(name, _refuse, nullcontext, (name,), (), str(kernel["cubin_sha256"]), why_not=str(error))
 
 
 def shipped(kernel: str | None = None) -> list[Subject]:
@@ -142,12 +117,7 @@ def shipped(kernel: str | None = None) -> list[Subject]:
     if not chosen:
         known = ", ".join(str(k["name"]) for k in kernels)
         raise NotRun(f"--kernel {kernel}: there is no such kernel; shipped are {known}")
-    return [
-        Subject(
-            k["name"], _attend_ours, nullcontext, (k["name"],), shapes_of(k), k["cubin_sha256"], _attend_ours_offset
-        )
-        for k in chosen
-    ]
+    return [_of_family(k) for k in chosen]
 
 
 def peer(name: str) -> Subject:
@@ -162,9 +132,10 @@ def peer(name: str) -> Subject:
         q, k, v = inputs
         return (candidate.attend(q, k, v, is_causal),)
 
-    full = Shape(_BATCH, _HEADS, _HEADS, _SEQLEN, _SEQLEN, 128, "float16", False)
+    batch, heads, seqlen = REFERENCE
+    full = Shape(batch, heads, heads, seqlen, seqlen, 128, "float16", False)
     shapes = [full, replace(full, is_causal=True), replace(full, head_dim=64)]
-    shapes.append(replace(full, seqlen_q=_SEQLEN + 13, seqlen_k=_SEQLEN + 13, is_causal=True))
+    shapes.append(replace(full, seqlen_q=seqlen + 13, seqlen_k=seqlen + 13, is_causal=True))
     return Subject(name, attend, candidate.context, (), tuple(shapes), outputs=("out",))
 
 

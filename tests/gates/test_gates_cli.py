@@ -264,7 +264,7 @@ def pretend(monkeypatch: pytest.MonkeyPatch, gate: str, *results: GateResult) ->
         return list(results)
 
     def choose(kernel: str | None, peer: str | None) -> list[object]:
-        return [kernel, peer]
+        return [SimpleNamespace(name=kernel, peer=peer, why_not="")]
 
     module = SimpleNamespace(run=run, choose=choose)
     monkeypatch.setitem(sys.modules, f"dhp_safe_fa.gates.{gate}.gate", module)
@@ -289,7 +289,7 @@ def test_an_executing_gate(
     calls = pretend(monkeypatch, "counters", conclude("counters", "attn", figures, problems, seen))
     file = tmp_path / "o.json"
     assert cli.main(["counters", "--quick", "--kernel", "attn", "--json", str(file)]) == code
-    assert calls == [(["attn", None], True)]
+    assert calls == [([SimpleNamespace(name="attn", peer=None, why_not="")], True)]
     (result,) = json.loads(file.read_text())
     assert list(result) == ["gate", "subject", "verdict", "figures", "problems", "controls"]
     assert (result["verdict"], result["problems"], result["figures"]) == (verdict, problems, figures)
@@ -297,6 +297,18 @@ def test_an_executing_gate(
     assert "calls" in said and "not shown" not in said
     assert all(f"{verdict}: attn: {problem}" in said for problem in problems)
     assert ("control loop_bound (expects caught)" in said) == (seen == [WRONG])
+
+
+def test_a_subject_that_cannot_be_run_does_not_stop_the_others(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    calls = pretend(monkeypatch, "counters", conclude("counters", "attn", {}, [], [RIGHT]))
+    able, unable = (SimpleNamespace(name=name, why_not=why) for name, why in (("attn", ""), ("new", "no shape")))
+    monkeypatch.setattr(sys.modules["dhp_safe_fa.gates.subjects"], "choose", lambda *_: [able, unable])
+    assert cli.main(["counters"]) == 2
+    assert calls == [([able], False)]
+    said = capsys.readouterr().out
+    assert "NOT RUN" in said and "no shape" in said and "PASS" in said
 
 
 def test_an_executing_gate_on_standard_output(

@@ -8,10 +8,12 @@ from contextlib import nullcontext
 
 import pytest
 import torch
+from harness import needs_kernels
 
 from dhp_safe_fa import _inspect
 from dhp_safe_fa.gates import controls, inputs, subjects, tools
 from dhp_safe_fa.gates import planted as launching
+from dhp_safe_fa.gates.families import forward
 
 
 def pretend(monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int]) -> None:
@@ -43,7 +45,7 @@ def test_not_run_without_a_driver(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("kernel", _inspect.kernels(), ids=lambda kernel: str(kernel["name"]))
 def test_shapes_launch_the_kernel(kernel: dict[str, object]) -> None:
-    shapes = subjects.shapes_of(kernel)
+    shapes = forward.shapes_of(kernel)
     assert {shape.is_causal for shape in shapes} == {True, False}
     assert any(shape.heads_q > shape.heads_k for shape in shapes)
     assert any(shape.seqlen_k % 2 for shape in shapes)
@@ -64,10 +66,27 @@ def test_a_subject_without_shapes_is_not_run(gate: str, monkeypatch: pytest.Monk
         module.run([empty], True, lambda *_: None)
 
 
-def test_a_kernel_that_no_shape_reaches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(subjects, "_planned", lambda shape: "another")
-    with pytest.raises(tools.NotRun, match="no shape was found"):
-        subjects.shapes_of({"name": "attn", "head_dim": 64, "dtype": "float16"})
+@needs_kernels
+def test_a_kernel_that_no_shape_reaches_does_not_stop_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    planned = forward._planned
+    first, second = _inspect.kernels()[:2]
+    unreached = {second["name"]: "another"}
+    monkeypatch.setattr(forward, "_planned", lambda shape: unreached.get(planned(shape), planned(shape)))
+    found = {subject.name: subject for subject in subjects.shipped()}
+    assert found[first["name"]].shapes and not found[first["name"]].why_not
+    assert "no shape was found" in found[second["name"]].why_not and not found[second["name"]].shapes
+
+
+@needs_kernels
+def test_a_kernel_of_a_family_that_the_gates_do_not_know(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_inspect, "kernels", lambda: [{"name": "attn", "family": "new", "cubin_sha256": "0"}])
+    (subject,) = subjects.shipped()
+    assert "families.new" in subject.why_not
+
+
+@needs_kernels
+def test_every_family_is_under_test() -> None:
+    assert not [subject.why_not for subject in subjects.shipped() if subject.why_not]
 
 
 def test_shipped_names_what_there_is(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,6 +18,7 @@ from dhp_safe_fa.gates.bitwise import rows as bitwise_rows
 from dhp_safe_fa.gates.bitwise.compare import compare_outputs, compare_runs, first_difference, repeat
 from dhp_safe_fa.gates.bitwise.memory import PoisonedBlocks, WrongMemory
 from dhp_safe_fa.gates.bitwise.rows import Rows
+from dhp_safe_fa.gates.families import forward
 from dhp_safe_fa.gates.inputs import Shape
 from dhp_safe_fa.gates.subjects import Subject
 from dhp_safe_fa.gates.verdict import FAIL, INVALID, NOT_RUN, PASS, ControlOutcome
@@ -147,7 +148,7 @@ def rows(
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_the_operator_is_row_invariant(shape: Shape) -> None:
-    found = rows(shape, ours, subjects._attend_ours_offset)
+    found = rows(shape, ours, forward.attend_offset)
     assert (found.differing, found.refused) == ([], []) and found.ways >= 7
 
 
@@ -155,7 +156,7 @@ def test_the_operator_is_row_invariant(shape: Shape) -> None:
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_the_operator_is_row_invariant_on_every_class(own: str, company: str, dtype: str) -> None:
     shape = Shape(1, 2, 1, 20, 150, 64, dtype, True)
-    subject = Subject("ours", ours, nullcontext, ("ours",), (shape,), "", subjects._attend_ours_offset)
+    subject = Subject("ours", ours, nullcontext, ("ours",), (shape,), "", forward.attend_offset)
     found = bitwise_rows.rows_of_shape(subject, shape, own, company, seed=1, device="cpu")
     assert (found.differing, found.refused) == ([], [])
 
@@ -173,7 +174,7 @@ def test_outputs_that_share_their_memory_are_not_compared_with_themselves() -> N
 
 
 def test_offsets_add_ways() -> None:
-    assert rows(SHAPES[0], ours, subjects._attend_ours_offset).ways == rows(SHAPES[0], ours).ways + 7
+    assert rows(SHAPES[0], ours, forward.attend_offset).ways == rows(SHAPES[0], ours).ways + 7
 
 
 def with_fault(fault: Callable[[Tensor, Tensor], float]) -> subjects.Attend:

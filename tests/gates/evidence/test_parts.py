@@ -27,6 +27,7 @@ def gates(tmp_path: Path) -> Path:
         ("sass/isa.py", "gate sass"),
         ("counters/new.py", "gate counters"),
         ("inputs.py", "shared"),
+        ("families/forward.py", "shared"),
         ("registry.py", None),
         ("peers/page.py", None),
     ],
