@@ -3,12 +3,13 @@
 Each source in tests/controls/ holds two kernels. `leak` has one planted leak, which a gate has to find *as the first
 line declares*; `clean` does the same work without it and has to pass every gate. The first line reads
 
-    // control: expects sass=KIND counters=SEEN bitwise=SEEN timing=SEEN [build=unbranch]
+    // control: expects sass=KIND counters=SEEN bitwise=SEEN timing=SEEN [build=unbranch|relocatable]
 
 KIND is a kind of finding, `literal` (only the count of predicated transfers sees it), or `blind` (another gate's case:
 here there must be no finding). SEEN, of the gates that execute the kernels, is `caught`, `blind` (and it is as wrong to
 see something there as to miss a leak) or `may` (chance decides, nothing is claimed). build=unbranch sends the code
-through the branch-removal step of the shipped kernels.
+through the branch-removal step of the shipped kernels; build=relocatable compiles it as relocatable device code and
+links it, so that functions lie in sections of their own, in front of the kernels.
 
 Machine code comes from nvcc, all sources in one cubin per way of building (starting nvdisasm is what takes time),
 where the kernels are called NAME_leak and NAME_clean. It is kept under build/controls/ until anything that goes into it
@@ -42,11 +43,11 @@ EXECUTING = ("counters", "bitwise", "timing")  # the gates that execute the kern
 TWINS = ("leak", "clean")
 _FLAGS = ["-std=c++17", "-O3", "-lineinfo"]
 _ARCHITECTURE = "90a"
-_FORM = "// control: expects sass=KIND counters=SEEN bitwise=SEEN timing=SEEN [build=unbranch]"
+_FORM = "// control: expects sass=KIND counters=SEEN bitwise=SEEN timing=SEEN [build=unbranch|relocatable]"
 _HEADER = re.compile(
     r"// control: expects sass=(?P<sass>[\w-]+)"
     + "".join(rf" {gate}=(?P<{gate}>{CAUGHT}|{BLIND}|{MAY})" for gate in EXECUTING)
-    + r"(?: build=(?P<build>unbranch))?"
+    + r"(?: build=(?P<build>unbranch|relocatable))?"
 )
 
 
@@ -149,6 +150,11 @@ def _compile(sources: list[Path], build: str, nvcc: Path, out: Path) -> None:
     command: list[str | Path] = [nvcc, *_FLAGS, f"-I{SOURCES}", combined]
     if not build:
         tools.run([*command, f"-arch=sm_{_ARCHITECTURE}", "-cubin", "-o", out])
+        return
+    if build == "relocatable":
+        unlinked = out.with_suffix(".o")
+        tools.run([*command, f"-arch=sm_{_ARCHITECTURE}", "-rdc=true", "-cubin", "-o", unlinked])
+        tools.run([nvcc.parent / "nvlink", f"-arch=sm_{_ARCHITECTURE}", "-o", out, unlinked])
         return
     ptx = out.with_suffix(".ptx")
     target = f"-gencode=arch=compute_{_ARCHITECTURE},code=compute_{_ARCHITECTURE}"

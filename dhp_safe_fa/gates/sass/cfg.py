@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
-from .isa import CONTROL
+from .isa import CONTROL, effects
 from .listing import Instruction, Program
+from .operands import UnknownInstruction, location_name
 
 _TRANSFERS = CONTROL - {"BSSY", "YIELD", "WARPSYNC"}
 _EXITS = {"EXIT", "KILL", "RTT"}
+_DEAD = {"NOP", "MEMBAR", "ERRBAR", "CGAERRBAR", "EXIT"}  # show nothing, even if control did come there
 _LABEL = re.compile(r"[`(]\(?([.$\w]+)")
 _PREDICATE = re.compile(r"(?:^|, *)!?U?P[0-6](?:,|$)")
 _REGISTER = re.compile(r"(?:^|, *)U?R\d+")
@@ -36,14 +38,17 @@ def is_indirect(instruction: Instruction) -> bool:
 
 @dataclass
 class Graph:
-    """Basic blocks as (first, last) positions, entry first; successors and predecessors by block number.
+    """Basic blocks as (first, last) positions, in the order of the listing; successors by block number.
 
-    exits: blocks that control may leave the kernel from. unresolved: positions whose targets are not known.
-    unreached: code of the kernel's section that no known path reaches, so a path may be missing.
+    entry: the block that the kernel starts with, which need not be the first: functions that it calls may lie before
+    it. exits: blocks that control may leave the kernel from. unresolved: positions whose targets are not known.
+    unreached: code of the sections entered, the kernel's own and those of functions that it calls, that no known path
+    reaches, so a path may be missing.
     post_dominator[b]: the nearest block that every path from b to an exit passes, or -1 for the exit itself.
     """
 
     blocks: list[tuple[int, int]] = field(default_factory=list)
+    entry: int = 0
     successors: list[list[int]] = field(default_factory=list)
     exits: set[int] = field(default_factory=set)
     unresolved: list[int] = field(default_factory=list)
@@ -140,8 +145,9 @@ class _Builder:
         return seen
 
     def link_returns(self) -> None:
-        """A return leads behind every call of a function that contains it, and to every address that is loaded into
-        its register as a constant (the return address is set by a move, not by the call)."""
+        """A return leads where the calls of a function that contains it say: the return address is a constant that is
+        moved into the return's register in front of the call. Where that move is not found, the return leads behind
+        the call and to every address that is moved into its register anywhere."""
         code = self.program.code
         entered: set[int] = set()
         reached: set[int] = set()
@@ -159,22 +165,26 @@ class _Builder:
                     for callee in self.targets(position):
                         callers.setdefault(callee, set()).add(position)
                         pending.append(callee)
+        sites_of: dict[int, set[int]] = {}
         for callee, sites in callers.items():
             for position in self.walk(callee, enter_calls=False):
                 if code[position].base == "RET":
-                    self.returns.setdefault(position, []).extend(site + 1 for site in sites)
-        constants = self.return_addresses(reached)
+                    sites_of.setdefault(position, set()).update(sites)
+        moved = self.return_addresses(reached)
         for position in reached:
             if code[position].base == "RET":
                 register = code[position].operands.split()[0].rstrip(",") if code[position].operands else ""
-                found = set(self.returns.get(position, [])) | constants.get(register, set())
+                found: set[int] = set() if sites_of.get(position) else set(moved.get(register, {}).values())
+                for site in sites_of.get(position, ()):
+                    said = self.moved_before(site, register, moved.get(register, {}))
+                    found |= {said} if said is not None else {site + 1, *moved.get(register, {}).values()}
                 self.returns[position] = sorted(found)
                 if not found:
                     self.unresolved.add(position)
 
-    def return_addresses(self, reached: set[int]) -> dict[str, set[int]]:
-        """Register name to the positions whose addresses are moved into it as constants."""
-        found: dict[str, set[int]] = {}
+    def return_addresses(self, reached: set[int]) -> dict[str, dict[int, int]]:
+        """Register name to {position of a move: position whose address it moves into the register as a constant}."""
+        found: dict[str, dict[int, int]] = {}
         for position in reached:
             instruction = self.program.code[position]
             if instruction.opcode not in ("MOV", "IMAD.MOV.U32"):
@@ -188,14 +198,31 @@ class _Builder:
             else:
                 target = None
             if target is not None and target != self.program.sections[instruction.section][0]:
-                found.setdefault(register, set()).add(target)
+                found.setdefault(register, {})[position] = target
         return found
 
+    def moved_before(self, site: int, register: str, moves: dict[int, int]) -> int | None:
+        """The address that is in the register at a call, if it is moved there in straight code in front of it."""
+        labels = set(self.program.labels.values())
+        for position in range(site - 1, self.program.sections[self.program.code[site].section][0] - 1, -1):
+            instruction = self.program.code[position]
+            if position + 1 in labels or instruction.base in CONTROL:
+                return None
+            if position in moves:
+                return None if instruction.guard else moves[position]
+            try:
+                written = effects(instruction.opcode, instruction.operands, instruction.guard).writes
+            except UnknownInstruction:
+                return None
+            if any(location_name(location) == register for location in written):
+                return None
+        return None
+
     def is_padding(self, position: int) -> bool:
-        """What ptxas puts behind the last instruction: NOPs and a branch to itself."""
+        """What compilers leave behind the last exit: NOPs, a branch to itself, and fences in front of another exit."""
         instruction = self.program.code[position]
         itself = instruction.base == "BRA" and self.label(instruction.operands) == position
-        return instruction.base == "NOP" or itself
+        return instruction.base in _DEAD or itself
 
     def build(self) -> Graph:
         self.link_returns()
@@ -213,15 +240,16 @@ class _Builder:
             else:
                 graph.blocks[-1] = (graph.blocks[-1][0], position)
         number = {first: block for block, (first, _) in enumerate(graph.blocks)}
+        graph.entry = number[self.entry]
         graph.successors = [[number[p] for p in edges[last]] for _, last in graph.blocks]
         code = self.program.code
         for block, (_, last) in enumerate(graph.blocks):
             if not edges[last] or code[last].base in _EXITS:
                 graph.exits.add(block)
         graph.unresolved = sorted(self.unresolved)
-        start, end = self.program.sections[code[self.entry].section]
         seen = set(reached)
-        graph.unreached = [p for p in range(start, end) if p not in seen and not self.is_padding(p)]
+        entered = sorted({self.program.sections[code[position].section] for position in reached})
+        graph.unreached = [p for span in entered for p in range(*span) if p not in seen and not self.is_padding(p)]
         graph.post_dominator = _post_dominators(graph)
         return graph
 

@@ -9,90 +9,20 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
+from .addresses.aliases import Aliases
+from .addresses.fixpoint import Addresses
+from .addresses.values import STACK
 from .cfg import Graph, build_graph, is_indirect
 from .isa import CALL, Effects, effects
 from .listing import Program
-from .operands import LOCAL, LOCAL_ANY, B, P, R, UnknownInstruction, location_name
+from .operands import BARRIER_RESULT, LOCAL, LOCAL_ANY, B, P, R, UnknownInstruction
+from .state import UNKNOWN, UNSET, Mark, State, negation
 
-Mark = tuple[int, int]  # distance from a source, position of the writing instruction
 UNRESOLVED = "unresolved-control"
 _STACK_POINTER = R + 1
-_UNSET, _UNKNOWN = "unset", "unknown"  # of the stack pointer: no path yet, different on different paths
-
-
-@dataclass
-class State:
-    """The secret locations at one point, and the stack pointer relative to its value at entry.
-
-    given[location] = (guard, mark): the mark that the location has where the guard holds. It was written under that
-    guard, and the predicate has not changed since. So ``@P0 MOV R1, 0x80`` and then ``@P0 STS [R2], R1`` is public,
-    whatever R1 held before.
-    """
-
-    marks: dict[int, Mark] = field(default_factory=dict)
-    stack: int | str = _UNSET
-    given: dict[int, tuple[str, Mark | None]] = field(default_factory=dict)
-
-    def copy(self) -> State:
-        return State(dict(self.marks), self.stack, dict(self.given))
-
-    def join(self, other: State) -> bool:
-        """Add what `other`, the state at the end of a path, knows; True if that changed anything."""
-        if self.stack == _UNSET:  # the first path that comes here
-            self.marks, self.stack, self.given = dict(other.marks), other.stack, dict(other.given)
-            return True
-        changed = False
-        for location, (guard, mark) in list(self.given.items()):
-            theirs = other.given.get(location)
-            if theirs is None or theirs[0] != guard:
-                del self.given[location]
-                changed = True
-            elif theirs[1] is not None and (mark is None or theirs[1] < mark):
-                self.given[location] = theirs
-                changed = True
-        for location, mark in other.marks.items():
-            mine = self.marks.get(location)
-            if mine is None or mark < mine:
-                self.marks[location] = mark
-                changed = True
-        if self.stack not in (other.stack, _UNKNOWN):
-            self.stack = _UNKNOWN
-            changed = True
-        return changed
-
-    def write(self, location: int, mark: Mark | None, guard: str) -> None:
-        """Overwrite a location, where the guard holds if there is one."""
-        old = self.marks.get(location)
-        if guard:
-            known = self.given.pop(location, None)
-            if known and known[0] == _negation(guard):  # written under both outcomes: nothing old is left
-                old = known[1]
-            else:
-                self.given[location] = (guard, mark)
-            mark = mark if old is None else old if mark is None else min(old, mark)
-        else:
-            self.given.pop(location, None)
-        if mark is None:
-            self.marks.pop(location, None)
-        else:
-            self.marks[location] = mark
-
-    def forget(self, predicate: int) -> None:
-        """A predicate was written: what held under its old value is not known to hold under the new one."""
-        name = location_name(predicate)
-        for location in [x for x, (guard, _) in self.given.items() if guard.lstrip("!") == name]:
-            del self.given[location]
-
-    def read(self, location: int, guard: str) -> Mark | None:
-        """The mark of a location where the guard holds."""
-        known = self.given.get(location)
-        return known[1] if known and guard and known[0] == guard else self.marks.get(location)
-
-
-def _negation(guard: str) -> str:
-    return guard[1:] if guard.startswith("!") else f"!{guard}"
+_FRAME = 1 << 16  # bytes of local memory; what may be anywhere in more is taken to be anywhere
 
 
 @dataclass(frozen=True)
@@ -132,11 +62,33 @@ class _Taint:
                 except UnknownInstruction as error:
                     self.unknown[str(error)] = None
                     self.effects[position] = Effects()
+        self.aliases = Aliases(program, list(self.effects))
+        wanted = {position: set(locations) for position, locations in self.aliases.wanted.items()}
+        for position, effect in self.effects.items():
+            base = effect.frame.base if effect.frame else None
+            if base and base.locations() not in ((), (_STACK_POINTER,)):
+                wanted.setdefault(position, set()).update(base.locations())
+        self.addresses = Addresses(program, graph, self.effects, wanted)
+        self.unwritten: set[int] = set()  # loads from local memory that nothing may have written before
+        # What other threads of the block, or other lanes of a warp, may have left: locations to marks, from any place.
+        self.left: dict[int, Mark] = {}
+        self.is_settled = True
 
     def run(self) -> None:
-        queue = [0] if self.graph.blocks else []
-        if queue:
-            self.entry_states[0].stack = 0
+        """The fixed point, again until what threads leave for each other does not grow."""
+        self.entry_states[self.graph.entry].stack = 0
+        self.settle([self.graph.entry])
+        while not self.is_settled:
+            self.is_settled = True
+            self.settle([b for b, state in enumerate(self.entry_states) if state.stack != UNSET])
+
+    def leave(self, location: int, mark: Mark) -> None:
+        old = self.left.get(location)
+        if old is None or mark < old:
+            self.left[location] = mark
+            self.is_settled = False
+
+    def settle(self, queue: list[int]) -> None:
         waiting = set(queue)
         while queue:
             block = heapq.heappop(queue)
@@ -186,15 +138,58 @@ class _Taint:
         if old is not None:
             self.parent[position] = mark[1]
 
-    def words(self, position: int, state: State) -> tuple[int, ...] | None:
-        """Locations of the local memory that an instruction touches; None if its address is not known."""
+    def frame(self, position: int, state: State) -> tuple[range, bool] | None:
+        """Where the local memory that an instruction touches begins, in bytes relative to the stack pointer at entry:
+        all places that it may, and whether the address was there for all to see, R1 plus a constant. None: unknown."""
         frame = self.effects[position].frame
         assert frame
-        base = frame.base.locations() if frame.base else None
-        if base != (_STACK_POINTER,) or not isinstance(state.stack, int):
+        base = frame.base.locations() if frame.base else ()
+        if base == (_STACK_POINTER,):
+            return (
+                (range(state.stack + frame.offset, state.stack + frame.offset + 1), True)
+                if isinstance(state.stack, int)
+                else None
+            )
+        value = self.addresses.value(position, base[0]) if base else None
+        if value is None or value.base != STACK or value.hi - value.lo > _FRAME:
             return None
-        word = (state.stack + frame.offset) // 4
-        return tuple(LOCAL + word + i for i in range(frame.words))
+        return range(value.lo + frame.offset, value.hi + frame.offset + 1, value.step or 1), False
+
+    def width(self, position: int) -> int:
+        """Bytes that a load from local memory, or a store to it, moves."""
+        frame, modifiers = self.effects[position].frame, set(self.program.code[position].modifiers)
+        assert frame
+        return 1 if modifiers & {"U8", "S8"} else 2 if modifiers & {"U16", "S16"} else 4 * frame.words
+
+    def loaded(self, position: int, state: State, guard: str, best: Mark | None) -> Mark | None:
+        """The mark of what LDL reads. What nothing has written is secret: another kernel may have left it there."""
+        frame = self.effects[position].frame
+        assert frame
+        found = self.frame(position, state)
+        if found is None:
+            everything = tuple(x for x in state.marks if x > LOCAL // 2)
+            best = self.worst((*everything, LOCAL_ANY), state, best, guard)
+            is_spill = frame.base is not None and frame.base.locations() == (_STACK_POINTER,)
+            return best if is_spill else self.never_written(position, best)
+        starts, width = found[0], self.width(position)
+        words = sorted(
+            {LOCAL + byte // 4 for start in starts for byte in (start, start + width - 1)}
+            | {LOCAL + start // 4 + i for start in starts for i in range(frame.words)}
+        )
+        for word in words:
+            known = state.given.get(word)
+            if guard and known and known[0] == guard:
+                continue
+            touched = {4 * (word - LOCAL) + i for i in range(4)}
+            if width < 4:
+                touched &= {start + i for start in starts for i in range(width)}
+            if not touched <= state.written:
+                best = self.never_written(position, best)
+        return self.worst((*words, LOCAL_ANY), state, best, guard)
+
+    def never_written(self, position: int, best: Mark | None) -> Mark:
+        self.unwritten.add(position)
+        return (0, position) if best is None else best
 
     def step(self, position: int, state: State, context: Mark | None) -> None:
         """Apply one instruction to the state."""
@@ -206,23 +201,26 @@ class _Taint:
         for location in effect.apart:
             state.write(location, None if best is None else (best[0] + 1, position), guard)
         best = self.worst(effect.flows, state, best, "" if effect.crosses_lanes else guard)
+        if BARRIER_RESULT in effect.flows:
+            best = min(filter(None, (best, self.left.get(BARRIER_RESULT))), default=None)
         if effect.frame and not effect.stores and effect.writes:
-            words = self.words(position, state)
-            if words is None:
-                words = tuple(x for x in state.marks if x > LOCAL // 2)
-            best = self.worst((*words, LOCAL_ANY), state, best, guard)
+            best = self.loaded(position, state, guard, best)
         mark: Mark | None = None
         if self.is_declassified(position):
             mark = None
-        elif effect.secret:
+        elif effect.secret or (best is not None and best[1] == position and position in self.unwritten):
             mark = (1, position)
             self.parent[position] = None
         elif best is not None:
             mark = (best[0] + 1, position)
             if effect.writes:
                 self.note(position, best)
+        if BARRIER_RESULT in effect.writes and mark is not None:
+            self.leave(BARRIER_RESULT, mark)
         for location in effect.writes:
             state.write(location, mark, guard)
+        if "COLLECTIVE" in self.program.code[position].opcode:
+            self.exchange(state)
         if effect.stores or (effect.frame and not effect.writes):
             self.store(position, state, self.worst(effect.stores, state, best, guard), guard)
         for location in (*effect.writes, *effect.apart):
@@ -234,24 +232,42 @@ class _Taint:
             elif effect.stack is not None and effect.guard is None and isinstance(state.stack, int):
                 state.stack += effect.stack
             else:
-                state.stack = _UNKNOWN
+                state.stack = UNKNOWN
+
+    def exchange(self, state: State) -> None:
+        """Lanes of a split warp meet here to run one instruction together. Each may come from another such place, so
+        that a register of theirs holds what it does there; and it may go on with what was written elsewhere."""
+        for location, mark in state.marks.items():
+            if location < B:
+                self.leave(location, mark)
+        state.given.clear()
+        for location, mark in self.left.items():
+            if location < B:
+                state.marks[location] = min(mark, state.marks.get(location, mark))
 
     def store(self, position: int, state: State, best: Mark | None, guard: str) -> None:
         """STL, or a generic store that may reach local memory."""
         effect = self.effects[position]
-        words = self.words(position, state) if effect.frame else None
+        found = self.frame(position, state) if effect.frame else None
         mark = None if best is None else (best[0] + 1, position)
         if best is not None:
             self.note(position, best)
-        if words is None:
+        if found is None or effect.frame is None:
             if mark is not None:
                 state.marks[LOCAL_ANY] = min(mark, state.marks.get(LOCAL_ANY, mark))
             return
-        for word in words:
-            if effect.frame and effect.frame.partial:  # the rest of the word stays
-                state.write(word, self.worst((word,), state, mark), guard)
+        starts, is_certain = found
+        width = self.width(position)
+        for word in sorted({LOCAL + (start + i) // 4 for start in starts for i in range(0, width, min(width, 4))}):
+            known = state.given.get(word)
+            if effect.frame.partial or not is_certain:  # the rest of the word, or what is elsewhere, stays
+                state.write(word, self.worst((word,), state, mark), "")
             else:
                 state.write(word, mark, guard)
+                if known and guard and known[0] == negation(guard):
+                    state.written.update(range(4 * (word - LOCAL), 4 * (word - LOCAL) + 4))
+        if is_certain and not guard:
+            state.written.update(range(starts[0], starts[0] + width))
 
     def chain(self, position: int, mark: Mark | None) -> tuple[tuple[int, ...], str]:
         """Positions from the source to `position`, and what the source reads."""
@@ -262,6 +278,8 @@ class _Taint:
             current = self.parent.get(current)
         first = self.effects.get(steps[-1], Effects())
         source = first.secret or first.forbidden
+        if not source and steps[-1] in self.unwritten:
+            source = "local memory that was never written"
         return tuple(reversed(steps)), source
 
     def findings(self) -> list[Finding]:
@@ -285,7 +303,11 @@ class _Taint:
                 if self.program.code[position].base == "CALL" and self.context[block] is not None:
                     add(CALL, position, self.context[block])
                 self.step(position, state, self.context[block])
-        for position in (*self.graph.unresolved, *self.graph.unreached[:1]):
+        for kind, position in self.aliases.judge(self.addresses):
+            add(kind, position, None)
+        blocks = zip(self.graph.blocks, self.entry_states, strict=True)
+        missed = [first for (first, _), state in blocks if state.stack == UNSET]
+        for position in (*self.graph.unresolved, *self.graph.unreached[:1], *missed[:1]):
             add(UNRESOLVED, position, None)
         return sorted(found.values(), key=lambda f: (len(f.chain), f.position))
 

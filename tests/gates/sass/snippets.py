@@ -31,3 +31,14 @@ LOAD = "LDG.E R4, desc[UR4][R2.64]\n"
 def leaks(*code: str) -> bool:
     """Whether R9 is secret at the end: used as an address."""
     return ("address", "STS") in findings("\n".join([LOAD, *code, "STS [R9], R0"]))
+
+
+def in_sections(**sections: str) -> Program:
+    """Code of several sections in this order; the one called `kernel` is the kernel, the others are functions."""
+    lines: list[str] = []
+    for name, text in sections.items():
+        lines += [f'.section .text.{name},"ax",@progbits', f"{name}:"]
+        if name == "kernel":
+            lines.insert(-1, '.other kernel,@"STO_CUDA_ENTRY STV_DEFAULT"')
+        lines += [line if line.endswith(":") else f"{line} ;" for line in map(str.strip, text.split("\n")) if line]
+    return parse_listing("\n".join(lines))

@@ -7,6 +7,8 @@ from snippets import LOAD, analysis, findings, leaks, program
 
 from dhp_safe_fa.gates.sass.taint import analyse
 
+INIT = "SYNCS.EXCH.64 URZ, [UR12], UR14\n"  # of the mbarrier that the snippets arrive at
+
 
 @pytest.mark.parametrize(
     "code",
@@ -61,23 +63,24 @@ class TestGuardedValues:
     """A register that was written under a guard, and is read under the same one."""
 
     def test_same_guard(self) -> None:
-        code = f"{LOAD}@P2 MOV R4, 0x8000\n@P2 SYNCS.ARRIVE.TRANS64 RZ, [UR12], R4"
+        code = f"{INIT}{LOAD}@P2 MOV R4, 0x8000\n@P2 SYNCS.ARRIVE.TRANS64 RZ, [UR12], R4"
         assert findings(code) == set()
 
     def test_other_polarity(self) -> None:
-        code = f"{LOAD}@P2 MOV R4, 0x8000\n@!P2 SYNCS.ARRIVE.TRANS64 RZ, [UR12], R4"
+        code = f"{INIT}{LOAD}@P2 MOV R4, 0x8000\n@!P2 SYNCS.ARRIVE.TRANS64 RZ, [UR12], R4"
         assert findings(code) == {("barrier-operand", "SYNCS.ARRIVE.TRANS64")}
 
     def test_guard_changed_in_between(self) -> None:
-        code = f"{LOAD}@P2 MOV R4, 0x8000\nISETP.GT.AND P2, PT, R0, RZ, PT\n@P2 SYNCS.ARRIVE.TRANS64 RZ, [UR12], R4"
+        change = "ISETP.GT.AND P2, PT, R0, RZ, PT"
+        code = f"{INIT}{LOAD}@P2 MOV R4, 0x8000\n{change}\n@P2 SYNCS.ARRIVE.TRANS64 RZ, [UR12], R4"
         assert findings(code) == {("barrier-operand", "SYNCS.ARRIVE.TRANS64")}
 
     def test_guard_changed_by_the_same_instruction(self) -> None:
-        code = f"{LOAD}@P2 LOP3.LUT P2, R4, R0, 0x1, RZ, 0xc0, !PT\n@P2 SYNCS.ARRIVE.TRANS64 RZ, [UR12], R4"
+        code = f"{INIT}{LOAD}@P2 LOP3.LUT P2, R4, R0, 0x1, RZ, 0xc0, !PT\n@P2 SYNCS.ARRIVE.TRANS64 RZ, [UR12], R4"
         assert findings(code) == {("barrier-operand", "SYNCS.ARRIVE.TRANS64")}
 
     def test_overwritten_without_guard(self) -> None:
-        code = f"@P2 MOV R4, 0x8000\n{LOAD}@P2 SYNCS.ARRIVE.TRANS64 RZ, [UR12], R4"
+        code = f"{INIT}@P2 MOV R4, 0x8000\n{LOAD}@P2 SYNCS.ARRIVE.TRANS64 RZ, [UR12], R4"
         assert findings(code) == {("barrier-operand", "SYNCS.ARRIVE.TRANS64")}
 
     def test_other_lanes_are_not_guarded(self) -> None:
@@ -89,7 +92,7 @@ class TestGuardedValues:
         assert findings(code) == set()
 
     def test_one_path_only(self) -> None:
-        code = f"""{LOAD}BRA.U UP1, `(.L_1)
+        code = f"""{INIT}{LOAD}BRA.U UP1, `(.L_1)
         @P2 MOV R4, 0x8000
         .L_1:
         @P2 SYNCS.ARRIVE.TRANS64 RZ, [UR12], R4"""
@@ -129,6 +132,36 @@ class TestLocalMemory:
     def test_unknown_address_reaches_every_slot(self, store: str) -> None:
         code = f"{self.START}STL [R1], R0\n{store}\nLDL R9, [R1]\nSTS [R9], R0"
         assert findings(code) == {("address", "STS")}
+
+    @pytest.mark.parametrize(
+        "load",
+        [
+            "LDL R9, [R1+0x4]",
+            "STL [R1+0x4], R0\nLDL.64 R8, [R1+0x4]",  # half of it
+            "STL.U16 [R1+0x4], R0\nLDL R9, [R1+0x4]",
+            "@P1 STL [R1+0x4], R0\nLDL R9, [R1+0x4]",
+            "BRA.U UP1, `(.L_1)\nSTL [R1+0x4], R0\n.L_1:\nLDL R9, [R1+0x4]",  # on one path
+            "LOP3.LUT R8, R6, 0xc, RZ, 0xc0, !PT\nIADD3 R8, R1, R8, RZ\nSTL [R8], R0\nLDL R9, [R1+0x4]",
+            "STL.64 [R1], R6\nLOP3.LUT R8, R6, 0xc, RZ, 0xc0, !PT\nIADD3 R8, R1, R8, RZ\nLDL R9, [R8]",
+        ],
+    )
+    def test_what_was_never_written_is_secret(self, load: str) -> None:
+        code = program(f"{self.START}{load}\nSTS [R9], R0")
+        found = [f for f in analyse(code, "snippet").findings if f.kind == "address"]
+        assert [f.source for f in found] == ["local memory that was never written"]
+
+    @pytest.mark.parametrize(
+        "load",
+        [
+            "STL.64 [R1], R6\nLDL R9, [R1+0x4]",
+            "STL.U8 [R1+0x5], R0\nLDL.U8 R9, [R1+0x5]",
+            "@P1 STL [R1+0x4], R0\n@!P1 STL [R1+0x4], R6\nLDL R9, [R1+0x4]",
+            "MOV R9, RZ\n@P1 STL [R1+0x4], R0\n@P1 LDL R9, [R1+0x4]",
+            "STL.128 [R1], R12\nLOP3.LUT R8, R6, 0xc, RZ, 0xc0, !PT\nIADD3 R8, R1, R8, RZ\nLDL R9, [R8]",
+        ],
+    )
+    def test_what_was_written_is_not(self, load: str) -> None:
+        assert findings(f"{self.START}{load}\nSTS [R9], R0") == set()
 
     def test_unknown_address_reads_every_slot(self) -> None:
         code = f"{self.START}STL [R1+0x4], R4\nLDL R9, [R8]\nSTS [R9], R0"

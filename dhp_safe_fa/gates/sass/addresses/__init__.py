@@ -1,0 +1,1 @@
+"""Which addresses instructions may use, and which memory therefore stays public."""

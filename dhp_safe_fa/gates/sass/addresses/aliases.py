@@ -1,0 +1,201 @@
+"""Memory that counts as public because nothing writes to it but what should: whether any other store may touch it.
+
+- The results of SYNCS are public because an mbarrier's word holds nothing but counts. So every other write to shared
+  memory has to be told apart by its address from every mbarrier of the kernel, and every mbarrier is initialised.
+- A tensor map says where a copy reads, and is public because it is a parameter of the kernel. So the address of every
+  map is the parameters' address plus a constant.
+- Constants are public because kernels only read them. A kernel that asks the driver where they lie in global memory may
+  only store through pointers that are parameters or addresses of global variables.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from ..listing import Instruction, Program
+from ..operands import Operand, Register, UnknownInstruction, parse, split
+from ..widths import moved
+from .fixpoint import Addresses
+from .transfer import driver_word
+from .values import POINTER, SHARED_HIGH, UNTRACKED, WINDOW, WINDOW_HIGH, Value, may_meet, multiply, single
+
+MBARRIER, TENSOR_MAP, CONSTANT = "mbarrier", "tensor-map", "constant"
+_MBARRIER, _INIT, _STORE, _GENERIC, _GLOBAL, _MAP = "mbarrier", "init", "store", "generic", "global", "map"
+_SHARED_STORES = ("STS", "STSM", "ATOMS", "LDGSTS", "STAS", "REDAS")
+_GENERIC_STORES = ("ST", "ATOM", "RED")
+_GLOBAL_STORES = ("STG", "ATOMG", "REDG")
+_BULK = ("UBLKCP", "UBLKRED")
+_MAPPED = ("UTMALDG", "UTMASTG", "UTMAREDG", "UTMAPF")
+_LOOKED_AT = {
+    *_SHARED_STORES, *_GENERIC_STORES, *_GLOBAL_STORES, *_BULK, *_MAPPED, "SYNCS", "ARRIVES", "UTMACCTL",
+}  # fmt: skip
+_MAP_BYTES, _PARAMETER_BYTES = 128, 32764  # of a tensor map; of all parameters of a kernel (programming guide)
+_LEAST_COPY = 16  # bytes that a tensor copy writes at least; how many it does is said by its map
+_TENSOR_ALIGNMENT = 128  # bytes, of where a tensor copy goes
+_WORD = 8  # bytes of an mbarrier
+
+
+@dataclass(frozen=True)
+class Access:
+    """registers: added up. size: bytes, or the register that holds them in units of 16."""
+
+    role: str
+    registers: tuple[Register, ...]
+    offset: int = 0
+    size: int | Register = _WORD
+    is_tensor: bool = False
+
+    @property
+    def locations(self) -> set[int]:
+        """What its address is made from; both words of a generic one."""
+        words = 2 if self.role in (_MAP, _GENERIC, _GLOBAL) else 1
+        read = {x for register in self.registers for x in register.locations(words)}
+        return read | (set(self.size.locations()) if isinstance(self.size, Register) else set())
+
+
+def accesses(instruction: Instruction) -> list[Access]:
+    """What an instruction does to mbarriers, to shared memory that might hold one, and with tensor maps."""
+    if instruction.base not in _LOOKED_AT:
+        return []
+    try:
+        operands = [parse(part) for part in split(instruction.operands)]
+        return list(_accesses(instruction.base, instruction.modifiers, operands))
+    except UnknownInstruction:  # reported by the analysis of secrets
+        return []
+
+
+def _accesses(base: str, modifiers: list[str], operands: list[Operand]) -> Iterator[Access]:
+    memory = [operand for operand in operands if operand.kind == "mem"]
+    if not memory:
+        return
+    first, registers = memory[0], memory[0].inside[-1]
+    if base in ("SYNCS", "ARRIVES"):
+        yield Access(_INIT if "EXCH" in modifiers else _MBARRIER, registers, first.offset)
+    elif base in _GENERIC_STORES or base in _GLOBAL_STORES:
+        yield Access(_GENERIC if base in _GENERIC_STORES else _GLOBAL, registers, first.offset, _bytes(base, modifiers))
+    elif base in ("STAS", "REDAS"):
+        yield from _with_barrier(registers, _bytes(base, modifiers))
+    elif base in _SHARED_STORES:
+        yield Access(_STORE, registers, first.offset, _bytes(base, modifiers))
+    elif base in _BULK and modifiers[:1] == ["G"]:
+        yield Access(_GLOBAL, registers)
+    elif base in _BULK:
+        size = operands[-1].register if operands[-1].kind == "UR" else None
+        yield from _with_barrier(registers, size or _PARAMETER_BYTES)
+    elif base == "UTMALDG":
+        yield from _with_barrier(registers, _LEAST_COPY, is_tensor=True)
+    if base in _MAPPED and len(memory) > 1:
+        yield Access(_MAP, memory[1].inside[-1])
+    elif base == "UTMACCTL":
+        yield Access(_MAP, registers)
+
+
+def _bytes(base: str, modifiers: list[str]) -> int:
+    """Bytes that a thread stores."""
+    return 16 if base in ("LDGSTS", "STSM") else 4 * moved(modifiers)
+
+
+def _with_barrier(registers: tuple[Register, ...], size: int | Register, is_tensor: bool = False) -> Iterator[Access]:
+    """Two registers in a row: where the copy goes, and the mbarrier that hears of its end."""
+    for register in registers[:1]:
+        yield Access(_STORE, (register,), 0, size, is_tensor)
+        yield Access(_MBARRIER, (Register(register.file, register.index + 1, ""),))
+
+
+def _value(addresses: Addresses, position: int, access: Access) -> Value:
+    return addresses.address(position, access.registers, access.offset)
+
+
+def _size(addresses: Addresses, position: int, access: Access) -> int | None:
+    """Bytes at most; None if that is not known."""
+    if isinstance(access.size, int):
+        return access.size
+    units = multiply(addresses.address(position, [access.size], 0), single(16))
+    return units.hi if units.is_plain else None
+
+
+def _is_parameter(addresses: Addresses, position: int, access: Access) -> bool:
+    """The address of a map lies in the parameters, whose two words it is made from."""
+    pair = access.registers[0].locations(2) if len(access.registers) == 1 else ()
+    if len(pair) != 2:
+        return False
+    low, high = (addresses.value(position, location) for location in pair)
+    return (
+        (low.base, high.base) == (WINDOW, WINDOW_HIGH)
+        and (low.lo, low.hi, low.step) == (high.lo, high.hi, high.step)
+        and 0 <= low.lo <= low.hi <= _PARAMETER_BYTES - _MAP_BYTES
+    )
+
+
+def _uppers(addresses: Addresses, position: int, access: Access) -> set[str]:
+    """What the upper word of a 64-bit address is made from."""
+    pairs = [register.locations(2) for register in access.registers]
+    return {addresses.value(position, pair[1]).base for pair in pairs if len(pair) == 2}
+
+
+def _reads_driver_address(program: Program, positions: Iterable[int]) -> bool:
+    """Whether the kernel reads a word of the driver that may be an address, as that of the constants is."""
+    for position in positions:
+        if "c[0x0][" in program.code[position].operands:
+            for part in split(program.code[position].operands):
+                try:
+                    word = driver_word(parse(part))
+                except UnknownInstruction:
+                    continue
+                if word == UNTRACKED:
+                    return True
+    return False
+
+
+class Aliases:
+    """The rules for one kernel. `wanted` are the registers whose values they ask for, by position."""
+
+    def __init__(self, program: Program, positions: list[int]) -> None:
+        found = {position: accesses(program.code[position]) for position in positions}
+        self.all = [(position, access) for position, some in found.items() for access in some]
+        roles = {access.role for _, access in self.all}
+        self.guards_constants = _reads_driver_address(program, positions)
+        asked = {_MAP} | ({_MBARRIER, _INIT, _STORE, _GENERIC} if roles & {_MBARRIER, _INIT} else set())
+        if self.guards_constants or _MAP in roles:
+            asked |= {_GLOBAL, _GENERIC}
+        self.all = [(position, access) for position, access in self.all if access.role in asked]
+        self.wanted: dict[int, set[int]] = {}
+        for position, access in self.all:
+            self.wanted.setdefault(position, set()).update(access.locations)
+
+    def judge(self, addresses: Addresses) -> Iterator[tuple[str, int]]:
+        """(kind of finding, position) for every access that breaks a rule."""
+        words = {_value(addresses, p, a) for p, a in self.all if a.role in (_INIT, _MBARRIER)}
+        initialised = {_value(addresses, p, a) for p, a in self.all if a.role == _INIT}
+        for position, access in self.all:
+            where = _value(addresses, position, access)
+            if access.role == _MAP and not _is_parameter(addresses, position, access):
+                yield TENSOR_MAP, position
+            elif access.role == _MBARRIER and not any(may_meet(where, _WORD, start, _WORD) for start in initialised):
+                yield MBARRIER, position
+            elif access.role in (_GENERIC, _GLOBAL):
+                yield from self.judge_global(addresses, position, access, words)
+            elif access.role == _STORE and words and self.may_touch(addresses, position, access, words):
+                yield MBARRIER, position
+
+    def judge_global(
+        self, addresses: Addresses, position: int, access: Access, words: set[Value]
+    ) -> Iterator[tuple[str, int]]:
+        """A 64-bit address. One made from a pointer that the host passes is in global memory and is no constant's, as
+        nobody outside knows an address in shared memory, and the host has no reason to pass that of a constant."""
+        uppers = _uppers(addresses, position, access)
+        is_shared = SHARED_HIGH in uppers and not self.may_touch(addresses, position, access, words)
+        if access.role == _GENERIC and words and POINTER not in uppers and not is_shared:
+            yield MBARRIER, position
+        if WINDOW_HIGH in uppers or (self.guards_constants and not uppers & {POINTER, SHARED_HIGH}):
+            yield CONSTANT, position
+
+    @staticmethod
+    def may_touch(addresses: Addresses, position: int, access: Access, words: set[Value]) -> bool:
+        """Whether a store to shared memory may reach an mbarrier. A tensor copy into a ring of tiles is trusted to
+        stay in the ring, as it is trusted to fill no more than its tile: how much that is, the host's map says."""
+        where, size = _value(addresses, position, access), _size(addresses, position, access)
+        if access.is_tensor and not where.base and where.step >= _TENSOR_ALIGNMENT:
+            return False
+        return size is None or any(may_meet(where, size, word, _WORD) for word in words)

@@ -1,0 +1,158 @@
+"""mbarrier words, tensor maps, constants: what other writes may touch is a finding, what they cannot is none."""
+
+from __future__ import annotations
+
+import pytest
+from snippets import findings, leaks
+
+SHARED = "S2R R20, SR_CgaCtaId\nMOV R21, 0x400\nLEA R20, R20, R21, 0x18\nS2R R22, SR_TID.X\n"
+INIT = "S2UR UR8, SR_CgaCtaId\nUMOV UR9, 0x1400\nULEA UR9, UR8, UR9, 0x18\nSYNCS.EXCH.64 URZ, [UR9], UR14\n"
+
+
+@pytest.mark.parametrize(
+    "store",
+    [
+        "STS [R2], R4",  # an address that says nothing
+        "STS [R20+0x1000], R4",
+        "STS.64 [R20+0xffc], R4",
+        "LEA R23, R22, R20, 0x3\nSTS [R23], R4",  # 1024 threads, 8 bytes apart
+        "ATOMS.ADD RZ, [R20+0x1004], R4",
+        "STSM.16.M88.4 [R20+0x1000], R4",
+        "LDGSTS.E [R20+0x1000], desc[UR4][R2.64]",
+        "ST.E desc[UR4][R2.64], R4",
+        "S2R R21, SR_SWINHI\nST.E [R20+0x1000], R4",
+        "MOV R24, R20\nIADD3 R24, R24, 0x1004, RZ\nMOV R25, R20\nSTAS [R24.64], R4",
+        "UMOV UR6, 0x1000\nUMOV UR7, 0x1400\nUMOV UR10, 0x41\nUBLKCP.S.G [UR6], [UR4], UR10",
+        "UMOV UR6, 0x1000\nUMOV UR7, 0x1400\nUBLKCP.S.G [UR6], [UR4], UR11",  # of unknown size
+    ],
+)
+def test_a_store_that_may_touch_an_mbarrier(store: str) -> None:
+    assert ("mbarrier", store.rpartition("\n")[2].split()[0]) in findings(SHARED + INIT + store)
+    if not store.rpartition("\n")[2].startswith(("STAS", "UBLKCP")):  # which name an mbarrier themselves
+        assert "mbarrier" not in {kind for kind, _ in findings(SHARED + store)}
+
+
+@pytest.mark.parametrize(
+    "store",
+    [
+        "STS [R20+0xffc], R4",
+        "STS [R20+0x1008], R4",
+        "LEA R23, R22, R20, 0x2\nSTS [R23], R4",
+        "LOP3.LUT R23, R22, 0x7f, RZ, 0xc0, !PT\nLEA R23, R23, R20, 0x3\nSTS.64 [R23], R4",
+        "LDC.64 R2, c[0x0][0x218]\nIMAD.WIDE.U32 R2, R22, 0x4, R2\nST.E desc[UR4][R2.64], R4",
+        "S2R R21, SR_SWINHI\nST.E [R20], R4",
+        "UMOV UR6, 0x1000\nUMOV UR7, 0x1400\nUMOV UR10, 0x40\nUBLKCP.S.G [UR6], [UR4], UR10",
+    ],
+)
+def test_a_store_that_cannot(store: str) -> None:
+    assert findings(SHARED + INIT + store) == set()
+
+
+def test_a_guarded_address_is_known_under_its_guard() -> None:
+    address = "VOTEU.ANY UP1, P1\n@UP1 UMOV UR12, 0x1400\nISETP.GT.AND P0, PT, R3, RZ, PT\nVOTEU.ANY UP2, P1\n"
+    code = f"ISETP.EQ.AND P1, PT, R22, RZ, PT\nUMOV UR12, UR30\n{address}"
+    assert findings(f"{SHARED}{INIT}{code}@UP2 SYNCS.ARRIVE.TRANS64 RZ, [UR12], R3\nSTS [R20], R4") == set()
+    changed = code.replace("VOTEU.ANY UP2", "ISETP.EQ.AND P1, PT, R3, RZ, PT\nVOTEU.ANY UP2")
+    text = f"{SHARED}{INIT}{changed}@UP2 SYNCS.ARRIVE.TRANS64 RZ, [UR12], R3\nSTS [R20], R4"
+    assert findings(text) == {("mbarrier", "STS")}
+
+
+def test_a_place_in_a_ring() -> None:
+    """Tiles of 1 KB below the barrier; with a ring of five, the last would lie over it."""
+    ring = """MOV R30, RZ
+    .L_1:
+    LEA R31, R30, R20, 0xa
+    STS [R31], R4
+    VIADD R30, R30, 0x1
+    ISETP.NE.AND P1, PT, R30, 0x4, PT
+    SEL R30, R30, RZ, P1
+    ISETP.LT.AND P0, PT, R33, c[0x0][0x220], PT
+    @P0 BRA `(.L_1)"""
+    assert findings(SHARED + INIT + ring) == set()
+    assert findings(SHARED + INIT + ring.replace("0x4, PT", "0x5, PT")) == {("mbarrier", "STS")}
+
+
+def test_an_mbarrier_that_was_never_initialised() -> None:
+    assert findings("UMOV UR9, 0x1400\nSYNCS.PHASECHK.TRANS64.TRYWAIT P0, [UR9], R1") == {
+        ("mbarrier", "SYNCS.PHASECHK.TRANS64.TRYWAIT")
+    }
+    other = f"{INIT}UMOV UR9, 0x1500\nSYNCS.PHASECHK.TRANS64.TRYWAIT P0, [UR9], R1"
+    assert findings(other) == {("mbarrier", "SYNCS.PHASECHK.TRANS64.TRYWAIT")}
+
+
+COPY = "UMOV UR16, 0x8000\nUMOV UR17, 0x1400\n"
+
+
+@pytest.mark.parametrize(
+    ("address", "is_parameter"),
+    [
+        ("ULDC.64 UR20, c[0x0][0x198]", True),
+        ("ULDC.64 UR20, c[0x0][0x198]\nUIADD3 UR20, UP0, UR20, 0x70, URZ\nUIADD3.X UR21, URZ, UR21, URZ, UP0, !UPT",
+         True),
+        ("ULDC.64 UR22, c[0x0][0x198]\nUMOV UR24, 0x170\nUSEL UR24, UR24, 0xf0, UP4\nUMOV UR25, URZ\n"
+         "UIADD3.64 UR20, UR22, UR24, URZ", True),
+        ("LDC.64 R10, c[0x0][0x198]\nIADD3 R10, P0, R10, 0x40, RZ\nIMAD.X R11, RZ, RZ, R11, P0\n"
+         "R2UR UR20, R10\nR2UR UR21, R11", True),
+        ("ULDC.64 UR20, c[0x0][0x210]", False),  # a pointer
+        ("ULDC.64 UR20, c[0x4][0x10]", False),  # a global variable
+        ("ULDC.64 UR20, c[0x0][0xd0]", False),  # a constant
+        ("ULDC.64 UR20, c[0x0][0x198]\nUIADD3 UR20, UR20, 0x70, URZ", False),  # without the carry
+        ("ULDC.64 UR20, c[0x0][0x198]\nUIADD3 UR21, UR21, 0x1, URZ", False),
+        ("ULDC.64 UR20, c[0x0][0x198]\nUIADD3 UR20, UP0, UR20, 0x8000, URZ\nUIADD3.X UR21, URZ, UR21, URZ, UP0, !UPT",
+         False),  # behind all parameters
+        ("ULDC.64 UR22, c[0x0][0x198]\nULDC.64 UR24, c[0x0][0x220]\nUIADD3.64 UR20, UR22, UR24, URZ", False),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("use", ["UTMALDG.2D [UR16], [UR20]", "UTMASTG.2D [UR16], [UR20]", "UTMACCTL.PF [UR20]"])
+def test_tensor_maps_are_parameters(address: str, is_parameter: bool, use: str) -> None:
+    kinds = {kind for kind, _ in findings(f"{INIT}{COPY}{address}\n{use}")}
+    assert kinds == (set() if is_parameter else {"tensor-map"})
+
+
+def test_a_tensor_copy_onto_an_mbarrier() -> None:
+    code = f"{INIT}UMOV UR16, 0x1400\nUMOV UR17, 0x1400\nULDC.64 UR20, c[0x0][0x198]\nUTMALDG.2D [UR16], [UR20]"
+    assert findings(code) == {("mbarrier", "UTMALDG.2D")}
+
+
+ALIAS = "LDC.64 R10, c[0x0][0xd0]\n"  # where the driver says that constants lie
+
+
+@pytest.mark.parametrize(
+    "store", ["ST.E desc[UR4][R10.64], R4", "STG.E desc[UR4][R2.64], R4", "REDG.E.ADD desc[UR4][R10.64], R4"]
+)
+def test_a_kernel_that_may_write_constants(store: str) -> None:
+    assert findings(ALIAS + store) == {("constant", store.split()[0])}
+
+
+def test_a_kernel_that_only_reads_constants_by_their_address() -> None:
+    stores = "LDC.64 R2, c[0x0][0x218]\nSTG.E desc[UR4][R2.64], R4\nLDC.64 R6, c[0x4][0x8]\nSTG.E desc[UR4][R6.64], R4"
+    assert findings(f"{ALIAS}LD.E R4, desc[UR4][R10.64]\n{stores}") == set()
+
+
+def test_what_other_warps_contribute_to_a_reduction() -> None:
+    """The branch is on a public value; one side contributes a secret, the other reads the result."""
+    assert leaks(
+        "ISETP.NE.AND P1, PT, R0, RZ, PT", "BRA.U UP1, `(.L_1)", "BAR.RED.POPC.DEFER_BLOCKING 0x0, !PT",
+        "B2R.RESULT R9", "BRA `(.L_2)", ".L_1:", "ISETP.GT.AND P0, PT, R4, RZ, PT",
+        "BAR.RED.POPC.DEFER_BLOCKING 0x0, P0", "MOV R9, RZ", ".L_2:",
+    )  # fmt: skip
+    assert not leaks("BAR.RED.POPC.DEFER_BLOCKING 0x0, P0", "B2R.RESULT R9")
+
+
+def test_what_lanes_of_a_split_warp_bring() -> None:
+    code = """BRA.U UP1, `(.L_1)
+    MOV R3, {mine}
+    WARPSYNC.COLLECTIVE R2, `(.L_3)
+    SHFL.BFLY P0, R9, R3, R6, R7
+    ENDCOLLECTIVE
+    .L_3:
+    MOV R9, RZ
+    BRA `(.L_2)
+    .L_1:
+    MOV R3, RZ
+    WARPSYNC.COLLECTIVE R2, `(.L_2)
+    SHFL.BFLY P0, R9, R3, R6, R7
+    ENDCOLLECTIVE
+    .L_2:"""
+    assert leaks(code.format(mine="R4"))
+    assert not leaks("MOV R4, RZ", code.format(mine="RZ"))
