@@ -23,5 +23,5 @@ extern "C" __global__ void leak(const float *secret, float *out) {
 
 extern "C" __global__ void clean(const float *secret, float *out) {
   unsigned low = count(threadIdx.x < 64);
-  out[threadIdx.x + low] = secret[threadIdx.x];
+  out[threadIdx.x] = secret[threadIdx.x + low];
 }

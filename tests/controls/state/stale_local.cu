@@ -14,5 +14,5 @@ extern "C" __global__ void clean(const float *secret, float *out) {
   for (int i = 0; i < 16; i++)
     index[i] = i;
   index[blockIdx.x & 7] = 1;
-  out[threadIdx.x + index[threadIdx.x & 15]] = secret[threadIdx.x];
+  out[threadIdx.x] = secret[threadIdx.x + index[threadIdx.x & 15]];
 }

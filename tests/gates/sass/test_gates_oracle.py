@@ -42,12 +42,9 @@ def disagreements(instructions: list[Marked]) -> list[str]:
 
 
 def test_controls(planted: controls.Controls, tmp_path: Path) -> None:
-    compared = []
-    for cubin in planted.cubins:
-        instructions = marked(cubin, tmp_path)
-        assert disagreements(instructions) == []
-        compared.append(len(instructions))
-    assert all(compared) and sum(compared) > 150
+    instructions = [one for cubin in planted.cubins for one in marked(cubin, tmp_path)]
+    assert disagreements(instructions) == []
+    assert len(instructions) > 1000
 
 
 def test_largest_shipped_kernel(nvdisasm: None, tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from ..listing import Instruction, Program
 from ..operands import Operand, Register, UnknownInstruction, parse, split
+from ..widths import moved
 from .fixpoint import Addresses
 from .transfer import driver_word
 from .values import POINTER, SHARED_HIGH, UNTRACKED, WINDOW, WINDOW_HIGH, Value, may_meet, multiply, single
@@ -59,9 +60,9 @@ def accesses(instruction: Instruction) -> list[Access]:
         return []
     try:
         operands = [parse(part) for part in split(instruction.operands)]
+        return list(_accesses(instruction.base, instruction.modifiers, operands))
     except UnknownInstruction:  # reported by the analysis of secrets
         return []
-    return list(_accesses(instruction.base, instruction.modifiers, operands))
 
 
 def _accesses(base: str, modifiers: list[str], operands: list[Operand]) -> Iterator[Access]:
@@ -92,9 +93,7 @@ def _accesses(base: str, modifiers: list[str], operands: list[Operand]) -> Itera
 
 def _bytes(base: str, modifiers: list[str]) -> int:
     """Bytes that a thread stores."""
-    if base in ("LDGSTS", "STSM") or "128" in modifiers:
-        return 16
-    return 8 if any(modifier.endswith("64") for modifier in modifiers) else 4
+    return 16 if base in ("LDGSTS", "STSM") else 4 * moved(modifiers)
 
 
 def _with_barrier(registers: tuple[Register, ...], size: int | Register, is_tensor: bool = False) -> Iterator[Access]:
