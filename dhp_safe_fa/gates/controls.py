@@ -193,7 +193,10 @@ def build_controls(out_dir: Path, progress: Callable[[str], None] = lambda _: No
     cubins = []
     for build in sorted({header.build for header in headers.values()}):
         cubins.append(f"{build or 'plain'}.cubin")
-        _compile([s for s in sources if headers[s].build == build], build, nvcc, out_dir / cubins[-1])
+        try:
+            _compile([s for s in sources if headers[s].build == build], build, nvcc, out_dir / cubins[-1])
+        except tools.NotRun as error:  # the compiler is there: what it refuses is the control's fault
+            raise ControlError(f"a control cannot be built: {error}") from error
     expects = {source.stem: headers[source].sass for source in sources}
     executing = {source.stem: headers[source].executing for source in sources}
     content = {**new, "cubins": cubins, "expects": expects, "executing": executing}

@@ -10,6 +10,7 @@ from .operands import Register
 GUARDED_MEMORY, GUARDED_BARRIER, GUARDED_ARITHMETIC = "guarded-memory", "guarded-barrier", "guarded-arithmetic"
 BRANCH, INDIRECT, CALL, EXIT = "branch", "indirect-branch", "call", "exit"
 ADDRESS, DESCRIPTOR, BARRIER, LANE, CLOCK = "address", "descriptor", "barrier-operand", "shuffle-lane", "clock"
+LATENCY = "latency"  # of an instruction that takes longer for some values
 
 
 @dataclass(frozen=True)

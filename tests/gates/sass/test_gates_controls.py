@@ -33,7 +33,7 @@ def test_every_kind_is_planted(planted: controls.Controls) -> None:
     """Kinds without a control of their own: guarded-barrier shares its code with guarded-memory, and
     unresolved-control is no leak but a limit of the analysis."""
     kinds = {"branch", "indirect-branch", "exit", "call", "address", "descriptor", "barrier-operand", "shuffle-lane",
-             "clock", "guarded-memory", "guarded-arithmetic", "mbarrier", "tensor-map", "constant"}  # fmt: skip
+             "clock", "guarded-memory", "guarded-arithmetic", "mbarrier", "tensor-map", "constant", "latency"}  # fmt: skip
     assert kinds | {controls.LITERAL, controls.BLIND} == set(planted.expects.values())
 
 
@@ -154,6 +154,17 @@ def test_header_is_required(header: str, tmp_path: Path, monkeypatch: pytest.Mon
 def test_no_control_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(controls, "SOURCES", tmp_path)
     with pytest.raises(controls.ControlError, match="no control"):
+        controls.build_controls(tmp_path / "out")
+
+
+def test_a_control_that_does_not_compile_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not a reason to skip: with the control goes what it shows."""
+    if controls.find_nvcc() is None:
+        pytest.skip("nvcc was not found")
+    text = (controls.SOURCES / "other" / "clock_read.cu").read_text()
+    (tmp_path / "bad.cu").write_text(text + "this is no C\n")
+    monkeypatch.setattr(controls, "SOURCES", tmp_path)
+    with pytest.raises(controls.ControlError, match=r"cannot be built.*nvcc failed"):
         controls.build_controls(tmp_path / "out")
 
 

@@ -170,6 +170,8 @@ def test_loads_are_secret(text: str, writes: str, secret: str) -> None:
         ("NANOSLEEP R12", "barrier-operand", "R12"),
         ("USETMAXREG.TRY_ALLOC.CTAPOOL UP0, UR4", "barrier-operand", "UR4"),
         ("SHFL.IDX PT, R0, R1, R2, R3", "shuffle-lane", "R2 R3"),
+        ("MATCH.ANY R0, R1", "latency", "R1"),
+        ("MATCH.ALL.U64 PT, R0, R2", "latency", "R2 R3"),
         ("BRA.U UP1, `(.L_1)", "branch", "UP1"),
         ("BRX R4 -0x9ce0", "indirect-branch", "R4 R5"),
         ("BRXU UR4 -0x810", "indirect-branch", "UR4 UR5"),
