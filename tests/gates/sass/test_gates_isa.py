@@ -126,6 +126,7 @@ def test_arithmetic(text: str, writes: str, flows: str) -> None:
         ("TEX.SCR.LL RZ, R4, R2, R6, 0x0, 0x58, 2D, 0x3", "R4 R5", "global memory"),
         ("HGMMA.64x16x16.F32 R24, gdesc[UR8], RZ, !UPT", " ".join(f"R{i}" for i in range(24, 32)), "shared memory"),
         ("HGMMA.64x16x16.F16 R24, gdesc[UR8], R24, gsb0", "R24 R25 R26 R27", "shared memory"),
+        ("HGMMA.SP.64x8x32.F16 R24, R28, gdesc[UR4], R24, !UP0, R30, 0x1, gsb0", "R24 R25", "shared memory"),
         ("QGMMA.64x8x32.F32.E4M3.E4M3 R24, gdesc[UR8], R24", "R24 R25 R26 R27", "shared memory"),
     ],
 )
