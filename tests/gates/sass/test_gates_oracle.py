@@ -88,10 +88,13 @@ def disagreements(cubin: bytes, folder: Path) -> tuple[int, list[str]]:
 
 
 def test_controls(planted: controls.Controls, tmp_path: Path) -> None:
+    total = 0
     for cubin in planted.cubins:
         compared, wrong = disagreements(cubin, tmp_path)
         assert wrong == []
-        assert compared > 50
+        assert compared > 0
+        total += compared
+    assert total > 1000
 
 
 def test_largest_shipped_kernel(nvdisasm: None, tmp_path: Path) -> None:
