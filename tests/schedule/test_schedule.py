@@ -156,9 +156,7 @@ def build(tmp_path_factory: pytest.TempPathFactory) -> Build:
     return build_program
 
 
-def simulate(
-    program: Path, seed: int, time_outs: bool, walks: int, key_tiles: int
-) -> subprocess.CompletedProcess[str]:
+def simulate(program: Path, seed: int, time_outs: bool, walks: int, key_tiles: int) -> subprocess.CompletedProcess[str]:
     return run(program, *map(str, (walks, key_tiles, SCHEDULES, seed, int(time_outs))))
 
 

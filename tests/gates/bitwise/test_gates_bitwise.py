@@ -300,4 +300,3 @@ def test_the_load_runs_beside(gpu: None) -> None:
 def test_repeat_catches_what_is_left_unwritten(gpu: None) -> None:
     assert bitwise.repeat(lambda: (torch.zeros(100, device="cuda"),), ["out"], 5) == ""
     assert "4 of 4 runs" in bitwise.repeat(lambda: (torch.empty(100, device="cuda"),), ["out"], 5)
-

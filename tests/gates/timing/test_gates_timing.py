@@ -374,4 +374,3 @@ def test_the_clock_sees_twice_the_work(gpu: None) -> None:
     one, two = (timing_clock.GpuClock().interleaved(make(n), [REFERENCE], 50, rng) for n in (10, 20))
     assert 1.5 < np.median(two.ns) / np.median(one.ns) < 2.5
     assert 0.1 < np.median(one.cycles / one.ns) < 3  # GHz
-
