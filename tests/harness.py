@@ -43,9 +43,7 @@ def missing_hopper() -> str | None:
 
 HOPPER_MISSING = missing_hopper()
 needs_hopper = pytest.mark.skipif(HOPPER_MISSING is not None, reason=str(HOPPER_MISSING))
-needs_kernels = pytest.mark.skipif(
-    not _inspect.kernels(), reason="this build has no GPU kernels (no nvcc was found)"
-)
+needs_kernels = pytest.mark.skipif(not _inspect.kernels(), reason="this build has no GPU kernels (no nvcc was found)")
 DEVICES = ["cpu"] if HOPPER_MISSING else ["cpu", "cuda"]
 TARGETS = [
     Target(device, dtype) for device in DEVICES for dtype in DTYPE_NAMES if device == "cpu" or dtype != torch.float32

@@ -205,9 +205,7 @@ def test_refusals_come_before_the_build(
         workshop.run("x", "--milestone", "I99")
 
 
-def test_without_a_gpu(
-    workshop: Workshop, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_without_a_gpu(workshop: Workshop, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """Machine code can be judged anywhere; nothing else can."""
     monkeypatch.setattr(loop, "missing_hopper", lambda: "torch sees no GPU")
     assert workshop.run("x") == 2

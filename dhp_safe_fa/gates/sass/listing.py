@@ -16,7 +16,9 @@ _INSTRUCTION = re.compile(
 _LABEL = re.compile(r"([.$\w]+):")
 _ENTRY = re.compile(r"\.other\s+(\S+),@\"STO_CUDA_ENTRY\b.*")
 _SECTION = re.compile(r"\.section\s+([^\s,]+),.*")
+_TARGET = re.compile(r"\.target\s+(\w+)")
 _LINE = re.compile(r"//## File \"([^\"]+)\", line (\d+).*")
+FRAGMENT = "snippet"  # the section, and the kernel, of code that comes without either
 INSTRUCTION_BYTES = 16  # every instruction since sm_70
 
 
@@ -57,6 +59,7 @@ class Program:
     labels: dict[str, int] = field(default_factory=dict)
     sections: dict[str, tuple[int, int]] = field(default_factory=dict)  # first position, one past the last
     kernels: list[str] = field(default_factory=list)
+    target: str = ""  # sm_90a, where the listing says so
 
     def position(self, section: str, address: int) -> int | None:
         """Position of the instruction at a section's address, if there is one."""
@@ -66,15 +69,18 @@ class Program:
 
 
 def parse_listing(text: str) -> Program:
-    """Instructions, labels and kernels of a listing. Without a section line, all is one kernel called ``snippet``."""
+    """Instructions, labels and kernels of a listing. Without a section line, all is one kernel called ``snippet``,
+    a piece of code whose registers have been set before it."""
     program = Program()
-    section, source, pending = "snippet", "", False
+    section, source, pending = FRAGMENT, "", False
     start = 0
     for raw in text.splitlines():
         line = raw.strip()
         if match := _SECTION.fullmatch(line):
             program.sections[section] = (start, len(program.code))
             section, start, source = match[1], len(program.code), ""
+        elif match := _TARGET.fullmatch(line):
+            program.target = match[1]
         elif match := _ENTRY.fullmatch(line):
             program.kernels.append(match[1])
         elif match := _LINE.match(line):
@@ -108,7 +114,7 @@ def parse_listing(text: str) -> Program:
         else:
             raise ListingError(f"cannot read: {line}")
     program.sections[section] = (start, len(program.code))
-    if not program.kernels and "snippet" in program.sections:
-        program.kernels.append("snippet")
-        program.labels.setdefault("snippet", 0)
+    if not program.kernels and FRAGMENT in program.sections:
+        program.kernels.append(FRAGMENT)
+        program.labels.setdefault(FRAGMENT, 0)
     return program

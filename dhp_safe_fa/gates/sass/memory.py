@@ -162,15 +162,16 @@ def surface(base: str, modifiers: list[str], operands: list[Operand], name: str)
 
 
 def gmma(base: str, modifiers: list[str], operands: list[Operand], name: str) -> Effects:
-    """D, [A], gdesc, C, [metadata]: matrices behind descriptors come from shared memory. gdesc[UR] holds the pair of A,
-    then of B; with A in registers only the second pair is read."""
+    """D, [A], gdesc, C, [predicate], [metadata]: matrices behind descriptors come from shared memory. gdesc[UR] holds
+    the pair of A, then of B; with A in registers only the second pair is read."""
     at = next((i for i, o in enumerate(operands) if o.space == "gdesc"), None)
     kinds = [o.kind for o in operands]
     if at not in (1, 2) or set(kinds[:at]) != {"R"} or kinds[at + 1 : at + 2] != ["R"]:
         raise UnknownInstruction(name)
     more = kinds[at + 2 :]
+    more = more[more[:1] == ["UP"] :]  # whether C is added
     metadata = 1 if "SP" in modifiers else 0
-    if more[:metadata] != ["R"] * metadata or set(more[metadata:]) - {"UP", "imm", "word"}:
+    if more[:metadata] != ["R"] * metadata or set(more[metadata:]) - {"imm", "word"}:
         raise UnknownInstruction(name)
     accumulator, fragment = gmma_widths(base, modifiers)
     descriptors = operands[at].inside[0]

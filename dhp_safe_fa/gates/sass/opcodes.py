@@ -165,7 +165,7 @@ _MODIFIERS = _table(
         "DEPBAR": "LE",
         "USETMAXREG": "TRY_ALLOC DEALLOC ALLOC CTAPOOL",
         "BMOV": "32 64 CLEAR",
-        "MEMBAR": "ALL SC CTA SM GPU SYS",
+        "MEMBAR": "ALL SC CTA SM GPU SYS VC",
         "FENCE": "VIEW ASYNC S G T",
         "WARPGROUP": "ARRIVE DEPBAR LE",
         "BPT": "TRAP INT DRAIN",

@@ -26,6 +26,7 @@ _SUFFIXES = {
 }
 _TERM = r"(?:-?0x[0-9a-f]+|(?:UR|R)(?:\d+|Z)(?:\.\w+)*)"
 _INSIDE = re.compile(rf"(?:{_TERM}(?:\+{_TERM})*)?")
+_RELOCATED = re.compile(r"`\(\(.*?\)\)|`\(.*?\)")  # an offset that the linker fills in: `((name + 0x10))
 _DECORATED = re.compile(r"([-+~!|]*)(UR|UP|R|P|B)(\d+|Z|T)((?:\.\w+)*)\|?((?:\.\w+)*)")
 _NUMBER = re.compile(r"[-+]?(0x[0-9a-f]+|\d+(\.\d*)?(e[-+]?\d+)?|INF|QNAN|SNAN)", re.IGNORECASE)
 
@@ -107,6 +108,8 @@ def parse(text: str) -> Operand:
         if not match or match[1] not in ("", "desc", "gdesc", "c", "cx"):
             raise UnknownInstruction(text)
         inside = re.findall(r"\[([^\]]*)\]", match[2])
+        if match[1] in ("c", "cx"):  # where the content is public whatever the offset
+            inside = [_RELOCATED.sub("0x0", part) for part in inside]
         left = [part for part in match[3].split(".") if part and part not in _SUFFIXES]
         if left or not all(_INSIDE.fullmatch(part) for part in inside):
             raise UnknownInstruction(text)

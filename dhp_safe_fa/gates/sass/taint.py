@@ -12,16 +12,19 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from .addresses.aliases import Aliases
+from .addresses.cases import Cases
 from .addresses.fixpoint import Addresses
 from .addresses.values import STACK
 from .cfg import Graph, build_graph, is_indirect
 from .isa import CALL, Effects, effects
-from .listing import Program
-from .operands import BARRIER_RESULT, LOCAL, LOCAL_ANY, B, P, R, UnknownInstruction
-from .state import UNKNOWN, UNSET, Mark, State, negation
+from .listing import FRAGMENT, Program
+from .operands import BARRIER_RESULT, LOCAL, LOCAL_ANY, UP, UR, B, P, R, UnknownInstruction
+from .state import NEVER, UNKNOWN, UNSET, Mark, State, negation
 
 UNRESOLVED = "unresolved-control"
 _STACK_POINTER = R + 1
+# Of all register files but the barriers'.
+_REGISTERS = [*range(R, R + 255), *range(UR, UR + 63), *range(P, P + 7), *range(UP, UP + 7)]
 _FRAME = 1 << 16  # bytes of local memory; what may be anywhere in more is taken to be anywhere
 
 
@@ -68,7 +71,11 @@ class _Taint:
             base = effect.frame.base if effect.frame else None
             if base and base.locations() not in ((), (_STACK_POINTER,)):
                 wanted.setdefault(position, set()).update(base.locations())
+        cases = Cases(program, graph, self.effects)
+        for position, locations in cases.wanted.items():
+            wanted.setdefault(position, set()).update(locations)
         self.addresses = Addresses(program, graph, self.effects, wanted)
+        self.certain = cases.certain(self.addresses)
         self.unwritten: set[int] = set()  # loads from local memory that nothing may have written before
         # What other threads of the block, or other lanes of a warp, may have left: locations to marks, from any place.
         self.left: dict[int, Mark] = {}
@@ -76,7 +83,11 @@ class _Taint:
 
     def run(self) -> None:
         """The fixed point, again until what threads leave for each other does not grow."""
-        self.entry_states[self.graph.entry].stack = 0
+        entry = self.entry_states[self.graph.entry]
+        entry.stack = 0
+        first, _ = self.graph.blocks[self.graph.entry]
+        if self.program.code[first].section != FRAGMENT:  # another kernel may have left a secret there
+            entry.unset = {x for x in _REGISTERS if x != _STACK_POINTER}
         self.settle([self.graph.entry])
         while not self.is_settled:
             self.is_settled = True
@@ -219,13 +230,15 @@ class _Taint:
             self.leave(BARRIER_RESULT, mark)
         for location in effect.writes:
             state.write(location, mark, guard)
+        state.unset -= self.certain.get(position, set())
         if "COLLECTIVE" in self.program.code[position].opcode:
             self.exchange(state)
         if effect.stores or (effect.frame and not effect.writes):
             self.store(position, state, self.worst(effect.stores, state, best, guard), guard)
         for location in (*effect.writes, *effect.apart):
             if P <= location < B:
-                state.forget(location)
+                state.forget(location, position, is_certain=not guard)
+        state.conditions.vote(self.program.code[position])
         if _STACK_POINTER in effect.writes:
             if effect.resets_stack:
                 state.stack = 0
@@ -273,12 +286,14 @@ class _Taint:
         """Positions from the source to `position`, and what the source reads."""
         steps = [position]
         current = None if mark is None else mark[1]
-        while current is not None and current not in steps:
+        while current is not None and current not in steps and current != NEVER:
             steps.append(current)
             current = self.parent.get(current)
         first = self.effects.get(steps[-1], Effects())
         source = first.secret or first.forbidden
-        if not source and steps[-1] in self.unwritten:
+        if current == NEVER:
+            source = "a register that was never written"
+        elif not source and steps[-1] in self.unwritten:
             source = "local memory that was never written"
         return tuple(reversed(steps)), source
 

@@ -29,7 +29,7 @@ second:
 
 def test_listing() -> None:
     parsed = parse_listing(LISTING)
-    assert parsed.kernels == ["second"]
+    assert (parsed.kernels, parsed.target) == (["second"], "sm_90a")
     branch, table, nop, leave = parsed.code
     assert (branch.guard, branch.opcode, branch.operands) == ("!P0", "BRA", "`(.L_x_1)")
     assert table.targets == (".L_x_1", ".L_x_2")

@@ -33,7 +33,8 @@ def test_every_kind_is_planted(planted: controls.Controls) -> None:
     """Kinds without a control of their own: guarded-barrier shares its code with guarded-memory, and
     unresolved-control is no leak but a limit of the analysis."""
     kinds = {"branch", "indirect-branch", "exit", "call", "address", "descriptor", "barrier-operand", "shuffle-lane",
-             "clock", "guarded-memory", "guarded-arithmetic", "mbarrier", "tensor-map", "constant", "latency"}  # fmt: skip
+             "clock", "guarded-memory", "guarded-arithmetic", "mbarrier", "tensor-map", "constant",
+             "latency"}  # fmt: skip
     assert kinds | {controls.LITERAL, controls.BLIND} == set(planted.expects.values())
 
 

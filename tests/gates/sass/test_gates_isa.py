@@ -126,6 +126,7 @@ def test_arithmetic(text: str, writes: str, flows: str) -> None:
         ("TEX.SCR.LL RZ, R4, R2, R6, 0x0, 0x58, 2D, 0x3", "R4 R5", "global memory"),
         ("HGMMA.64x16x16.F32 R24, gdesc[UR8], RZ, !UPT", " ".join(f"R{i}" for i in range(24, 32)), "shared memory"),
         ("HGMMA.64x16x16.F16 R24, gdesc[UR8], R24, gsb0", "R24 R25 R26 R27", "shared memory"),
+        ("HGMMA.SP.64x8x32.F16 R24, R28, gdesc[UR4], R24, !UP0, R30, 0x1, gsb0", "R24 R25", "shared memory"),
         ("QGMMA.64x8x32.F32.E4M3.E4M3 R24, gdesc[UR8], R24", "R24 R25 R26 R27", "shared memory"),
     ],
 )
@@ -149,6 +150,7 @@ def test_loads_are_secret(text: str, writes: str, secret: str) -> None:
         ("LDGSTS.E.BYPASS.128 [R7], desc[UR6][R2.64], P1", "guarded-memory", "P1"),
         ("LDGSTS.E.BYPASS.128 [R7], desc[UR6][R2.64], P1", "address", "R7"),
         ("LDC R4, c[0x3][R15+0x90]", "address", "R15"),
+        ("LDC R4, c[R15+`((f.R7 + -0x8000))]", "address", "R15"),
         ("FADD R1, R2, c[0x3][R3]", "address", "R3"),
         ("TEX.SCR.LL RZ, R4, R2, R6, 0x0, 0x58, 2D, 0x3", "address", "R2 R3 R6"),
         ("HGMMA.64x8x16.F32 R24, gdesc[UR8], R24", "descriptor", "UR8 UR9 UR10 UR11"),
@@ -202,6 +204,7 @@ def test_clocks_are_forbidden(opcode: str, register: str) -> None:
     [
         "NOP",
         "MEMBAR.ALL.CTA",
+        "MEMBAR.SC.VC",
         "FENCE.VIEW.ASYNC.S",
         "WARPGROUP.DEPBAR.LE gsb0, 0x1",
         "YIELD",
@@ -237,6 +240,7 @@ def test_inert(text: str) -> None:
         "SHFL.IDX.64 PT, R0, R1, R2, R3",
         "FADD R1, R2.F64, R3",  # a suffix
         "LDG.E R4, [R2.64+UR4*8]",
+        "LDL R4, [R1+`(f)]",  # a slot that the linker chooses
         "HMMA.16816.F32 R12, R20, R24, R4, R5",  # a source without a width
         "STG.E [R2.64], R4, R6",  # two data operands
         "LDG.E R4, R5, [R2.64]",  # two results

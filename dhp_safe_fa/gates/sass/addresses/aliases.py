@@ -135,7 +135,10 @@ def _uppers(addresses: Addresses, position: int, access: Access) -> set[str]:
 
 
 def _reads_driver_address(program: Program, positions: Iterable[int]) -> bool:
-    """Whether the kernel reads a word of the driver that may be an address, as that of the constants is."""
+    """Whether the kernel reads a word of the driver that may be an address, as that of the constants is. Which words
+    these are is known of sm_90."""
+    if program.target and not program.target.startswith("sm_90"):
+        return False
     for position in positions:
         if "c[0x0][" in program.code[position].operands:
             for part in split(program.code[position].operands):

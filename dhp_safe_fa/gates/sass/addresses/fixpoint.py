@@ -7,15 +7,14 @@ has written yet holds nothing, since no program reads it.
 from __future__ import annotations
 
 import heapq
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from ..cfg import Graph
-from ..isa import Effects, guard_location
-from ..listing import Instruction, Program
-from ..operands import UP, UR, B, Operand, P, Register
-from ..state import negation
+from ..isa import Effects
+from ..listing import Program
+from ..operands import B, Operand, P, Register
+from ..state import Conditions, negation
 from .transfer import Transfer, transfer
 from .values import UNTRACKED, Value, add, join, restrict, single, spread
 
@@ -27,36 +26,19 @@ _JOINS = 24  # changes of a register at one block before a loop is taken to go o
 @dataclass
 class _State:
     """values: what registers hold. given: (condition, value) where the condition holds. facts: what a predicate says
-    about a register that has not changed since. written: where each lane predicate was written last. votes: of a guard
-    by a uniform predicate, the condition that it stands for.
-
-    A condition is a guard or, of uniform registers, "some lane: P0 of 7": the predicate P0, as the instruction at
-    position 7 wrote it, holds in some lane. A uniform register that was written where one vote over P0 held can be read
-    where another vote over the same P0 holds, even if P0 itself has changed by then.
-    """
+    about a register that has not changed since."""
 
     values: dict[int, Value] = field(default_factory=dict)
     given: dict[int, tuple[str, Value]] = field(default_factory=dict)
     facts: dict[int, Fact] = field(default_factory=dict)
-    written: dict[int, int] = field(default_factory=dict)
-    votes: dict[str, str] = field(default_factory=dict)
+    conditions: Conditions = field(default_factory=Conditions)
 
     def copy(self) -> _State:
-        return _State(dict(self.values), dict(self.given), dict(self.facts), dict(self.written), dict(self.votes))
-
-    def some_lane(self, guard: str) -> str:
-        """The condition that a guard by a lane predicate holds in some lane; the guard where that has no name."""
-        predicate = guard_location(guard)
-        if predicate is None or predicate >= UP or predicate not in self.written:
-            return guard
-        return f"some lane: {guard} of {self.written[predicate]}"
-
-    def condition(self, location: int, guard: str) -> str:
-        return self.votes.get(guard) or self.some_lane(guard) if UR <= location < P else guard
+        return _State(dict(self.values), dict(self.given), dict(self.facts), self.conditions.copy())
 
     def read(self, location: int, guard: str) -> Value:
         known = self.given.get(location)
-        if known and guard and known[0] == self.condition(location, guard):
+        if known and guard and known[0] == self.conditions.of(location, guard):
             return known[1]
         return self.values.get(location, UNTRACKED)
 
@@ -69,22 +51,18 @@ class _State:
             if known and known[0] == negation(guard):
                 old = known[1]
             else:
-                self.given[location] = (self.condition(location, guard), value)
+                self.given[location] = (self.conditions.of(location, guard), value)
             value = value if old is None else join(old, value)
         self.values[location] = value
 
     def forget(self, predicate: int, position: int, is_certain: bool) -> None:
-        """A predicate was written, or may have been. Conditions on what the same instruction wrote before are over."""
+        """A predicate was written, or may have been."""
         self.facts.pop(predicate, None)
         self.values.pop(predicate, None)
-        end = f" of {position}"
-        for location in [x for x, (c, _) in self.given.items() if c.endswith(end) or guard_location(c) == predicate]:
+        known = ((location, condition) for location, (condition, _) in self.given.items())
+        for location in self.conditions.over(known, predicate, position):
             del self.given[location]
-        for vote in [v for v, c in self.votes.items() if c.endswith(end) or predicate in map(guard_location, (v, c))]:
-            del self.votes[vote]
-        self.written.pop(predicate, None)
-        if is_certain:
-            self.written[predicate] = position
+        self.conditions.forget(predicate, position, is_certain)
 
 
 class Addresses:
@@ -193,13 +171,7 @@ class Addresses:
         for predicate in [p for p, fact in mine.facts.items() if other.facts.get(p) != fact]:
             del mine.facts[predicate]
             changed = True
-        for predicate in [p for p, position in mine.written.items() if other.written.get(p) != position]:
-            del mine.written[predicate]
-            changed = True
-        for vote in [v for v, condition in mine.votes.items() if other.votes.get(v) != condition]:
-            del mine.votes[vote]
-            changed = True
-        return changed
+        return mine.conditions.join(other.conditions) or changed
 
     def step(self, position: int, state: _State) -> None:
         if position not in self.steps:
@@ -214,8 +186,7 @@ class Addresses:
                 return self.chosen(state, predicate, source, value)
 
             values = step.results(lambda location: state.read(location, guard), chooses)
-        fact = None if step is None or guard else _fact(step)
-        vote = None if step is None or guard else _vote(self.program.code[position], state)
+        fact = None if step is None or guard else fact_of(step)
         for predicate in predicates:
             state.forget(predicate, position, is_certain=not guard)
         for index, location in enumerate(registers):
@@ -224,8 +195,7 @@ class Addresses:
             state.write(predicates[0], values[-1], guard)
         if fact:
             state.facts[fact[0]] = fact[1]
-        if vote:
-            state.votes[vote[0]] = vote[1]
+        state.conditions.vote(self.program.code[position])
 
     @staticmethod
     def chosen(state: _State, predicate: Operand, source: Operand, value: Value) -> Value | None:
@@ -251,7 +221,7 @@ class Addresses:
         return total
 
 
-def _fact(step: Transfer) -> tuple[int, Fact] | None:
+def fact_of(step: Transfer) -> tuple[int, Fact] | None:
     """ISETP.relation.AND P, PT, register, number, PT: what the predicate says about the register."""
     if step.base not in ("ISETP", "UISETP") or len(step.operands) != 5 or "EX" in step.modifiers:
         return None
@@ -265,14 +235,3 @@ def _fact(step: Transfer) -> tuple[int, Fact] | None:
     if register.text.startswith(("-", "~", "|")) or register.register.index < 0 or target.register.index < 0:
         return None
     return target.register.locations()[0], (relation, register.register.locations()[0], bound)
-
-
-def _vote(instruction: Instruction, state: _State) -> tuple[str, str] | None:
-    """VOTEU.ALL UP0, P1: if UP0 is false, P1 is false in some lane. VOTEU.ANY UP0, P1: if true, true in some."""
-    text = f"{instruction.opcode} {instruction.operands}"
-    match = re.fullmatch(r"VOTEU\.(ALL|ANY) (?:UR\w+, )?(UP\d), (!?P\d)", text)
-    if not match:
-        return None
-    if match[1] == "ANY":
-        return match[2], state.some_lane(match[3])
-    return f"!{match[2]}", state.some_lane(negation(match[3]))

@@ -33,10 +33,10 @@ from .values import (
 
 Read = Callable[[int], Value]
 # Constant bank 0 of sm_90: the stack pointer, the generic address of the parameters, the first parameter. What else
-# the driver puts in front of the parameters, and is no address that a store could use: sizes of block and grid, whether
-# this is a cluster, the memory descriptor of the kernel.
+# the driver puts in front of the parameters, and is no address of a constant: sizes of block and grid, the generic
+# address of local memory, whether this is a cluster, the memory descriptor of the kernel.
 _STACK_AT, _WINDOW_AT, _PARAMETERS_AT = 0x28, 0x198, 0x210
-_NO_ADDRESS = {*range(0x18), 0x140, 0x208, 0x20C}
+_NO_CONSTANTS = {*range(0x18), 0x20, 0x24, 0x140, 0x208, 0x20C}
 # Ranges that the programming guide gives: threads of a block, lanes, CTAs of a cluster (16, if the launch allows it).
 _SPECIAL = {
     "SR_TID.X": 1023, "SR_TID.Y": 1023, "SR_TID.Z": 63, "SR_LANEID": 31, "SR_CgaCtaId": 15, "SRZ": 0,
@@ -52,7 +52,7 @@ def constant(offset: int | None, bank: int, second: bool) -> Value:
     offset += 4 * second
     if bank in (3, 4):  # constants of the program, addresses of its variables
         return Value(POINTER)
-    if bank != 0 or offset in _NO_ADDRESS:  # bank 2: tables of the compiler
+    if bank != 0 or offset in _NO_CONSTANTS:  # bank 2: tables of the compiler
         return ANY
     if offset >= _PARAMETERS_AT:
         return Value(POINTER)
