@@ -415,7 +415,8 @@ def _syncs(modifiers: list[str], operands: list[Operand], name: str) -> Effects:
     if at is None or any(o.kind not in ("R", "UR", "P", "UP") for o in operands[:at]):
         raise UnknownInstruction(name)
     size = _size(modifiers)
-    writes = [x for o in operands[:at] if o.register for x in o.register.locations(size if "R" in o.kind else 1)]
+    state = 2 if "TRANS64" in modifiers else size  # of an arrival's result, of which waits read the upper word
+    writes = [x for o in operands[:at] if o.register for x in o.register.locations(state if "R" in o.kind else 1)]
     sinks = (*_address(operands[at], wide=False), (BARRIER, _locations(operands[at + 1 :], size)))
     return Effects(tuple(writes), sinks=sinks, guard_kind=GUARDED_BARRIER)
 
