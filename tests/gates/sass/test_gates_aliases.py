@@ -24,6 +24,8 @@ INIT = "S2UR UR8, SR_CgaCtaId\nUMOV UR9, 0x1400\nULEA UR9, UR8, UR9, 0x18\nSYNCS
         "MOV R24, R20\nIADD3 R24, R24, 0x1004, RZ\nMOV R25, R20\nSTAS [R24.64], R4",
         "UMOV UR6, 0x1000\nUMOV UR7, 0x1400\nUMOV UR10, 0x41\nUBLKCP.S.G [UR6], [UR4], UR10",
         "UMOV UR6, 0x1000\nUMOV UR7, 0x1400\nUBLKCP.S.G [UR6], [UR4], UR11",  # of unknown size
+        "UMOV UR6, 0x1000\nUMOV UR7, 0x1400\nUMOV UR10, 0x41\nUBLKCP.S.G [UR6], [UR4], UR10, desc[UR12]",
+        "UMOV UR6, 0x1000\nUMOV UR7, 0x1400\nUMOV UR10, 0x1\nUBLKCP.S.G.MULTICAST [UR6], [UR4], UR10",
     ],
 )
 def test_a_store_that_may_touch_an_mbarrier(store: str) -> None:
@@ -127,6 +129,13 @@ def test_a_kernel_that_may_write_constants(store: str) -> None:
 def test_a_kernel_that_only_reads_constants_by_their_address() -> None:
     stores = "LDC.64 R2, c[0x0][0x218]\nSTG.E desc[UR4][R2.64], R4\nLDC.64 R6, c[0x4][0x8]\nSTG.E desc[UR4][R6.64], R4"
     assert findings(f"{ALIAS}LD.E R4, desc[UR4][R10.64]\n{stores}") == set()
+
+
+def test_a_kernel_that_writes_its_parameters() -> None:
+    """Their generic address is for reading; what is stored there might come back as a public constant."""
+    code = "LDC.64 R10, c[0x0][0x198]\nIADD3 R10, P0, R10, 0x8, RZ\nIMAD.X R11, RZ, RZ, R11, P0\n"
+    assert findings(f"{code}ST.E desc[UR4][R10.64], R4") == {("constant", "ST.E")}
+    assert findings(f"{code}LD.E R4, desc[UR4][R10.64]") == set()
 
 
 def test_what_other_warps_contribute_to_a_reduction() -> None:

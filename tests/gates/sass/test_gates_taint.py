@@ -49,6 +49,7 @@ def test_flows(code: str) -> None:
         "IMAD.WIDE R6, R4, 0x4, R6\nMOV R9, R8",  # R6 and R7 only
         "HGMMA.64x16x16.F32 R10, gdesc[UR8], RZ, !UPT",  # begins behind R9
         "SYNCS.PHASECHK.TRANS64.TRYWAIT P0, [R0], R1\nSEL R9, RZ, 0x1, P0",  # a barrier's state
+        "MOV R9, R4\nSYNCS.ARRIVE.TRANS64.A1T0 R8, [R0], RZ",  # both words of an arrival's state
         "SHFL.UP P0, R5, R4, 0x1, RZ\nSEL R9, RZ, 0x1, P0",  # whether the lane is in range
         "ELECT P1, URZ, PT\nSEL R9, RZ, 0x1, P1",
         "R2P PR, R4, 0x2\nSEL R9, RZ, 0x1, P0",  # another predicate

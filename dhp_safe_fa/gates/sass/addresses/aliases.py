@@ -18,7 +18,7 @@ from ..operands import Operand, Register, UnknownInstruction, parse, split
 from ..widths import moved
 from .fixpoint import Addresses
 from .transfer import driver_word
-from .values import POINTER, SHARED_HIGH, UNTRACKED, WINDOW, WINDOW_HIGH, Value, may_meet, multiply, single
+from .values import POINTER, SHARED_HIGH, UNKNOWN, WINDOW, WINDOW_HIGH, Value, may_meet, multiply, single
 
 MBARRIER, TENSOR_MAP, CONSTANT = "mbarrier", "tensor-map", "constant"
 _MBARRIER, _INIT, _STORE, _GENERIC, _GLOBAL, _MAP = "mbarrier", "init", "store", "generic", "global", "map"
@@ -38,12 +38,12 @@ _WORD = 8  # bytes of an mbarrier
 
 @dataclass(frozen=True)
 class Access:
-    """registers: added up. size: bytes, or the register that holds them in units of 16."""
+    """registers: added up. size: bytes, or the register that holds them in units of 16, or None for unknown."""
 
     role: str
     registers: tuple[Register, ...]
     offset: int = 0
-    size: int | Register = _WORD
+    size: int | Register | None = _WORD
     is_tensor: bool = False
 
     @property
@@ -81,8 +81,9 @@ def _accesses(base: str, modifiers: list[str], operands: list[Operand]) -> Itera
     elif base in _BULK and modifiers[:1] == ["G"]:
         yield Access(_GLOBAL, registers)
     elif base in _BULK:
-        size = operands[-1].register if operands[-1].kind == "UR" else None
-        yield from _with_barrier(registers, size or _PARAMETER_BYTES)
+        # A copy for several CTAs has its size and their mask in one register.
+        is_plain = len(operands) > 2 and operands[2].kind == "UR" and "MULTICAST" not in modifiers
+        yield from _with_barrier(registers, operands[2].register if is_plain else None)
     elif base == "UTMALDG":
         yield from _with_barrier(registers, _LEAST_COPY, is_tensor=True)
     if base in _MAPPED and len(memory) > 1:
@@ -96,7 +97,9 @@ def _bytes(base: str, modifiers: list[str]) -> int:
     return 16 if base in ("LDGSTS", "STSM") else 4 * moved(modifiers)
 
 
-def _with_barrier(registers: tuple[Register, ...], size: int | Register, is_tensor: bool = False) -> Iterator[Access]:
+def _with_barrier(
+    registers: tuple[Register, ...], size: int | Register | None, is_tensor: bool = False
+) -> Iterator[Access]:
     """Two registers in a row: where the copy goes, and the mbarrier that hears of its end."""
     for register in registers[:1]:
         yield Access(_STORE, (register,), 0, size, is_tensor)
@@ -109,7 +112,7 @@ def _value(addresses: Addresses, position: int, access: Access) -> Value:
 
 def _size(addresses: Addresses, position: int, access: Access) -> int | None:
     """Bytes at most; None if that is not known."""
-    if isinstance(access.size, int):
+    if access.size is None or isinstance(access.size, int):
         return access.size
     units = multiply(addresses.address(position, [access.size], 0), single(16))
     return units.hi if units.is_plain else None
@@ -134,11 +137,12 @@ def _uppers(addresses: Addresses, position: int, access: Access) -> set[str]:
     return {addresses.value(position, pair[1]).base for pair in pairs if len(pair) == 2}
 
 
-def _reads_driver_address(program: Program, positions: Iterable[int]) -> bool:
-    """Whether the kernel reads a word of the driver that may be an address, as that of the constants is. Which words
-    these are is known of sm_90."""
+def _driver_words(program: Program, positions: Iterable[int]) -> set[str]:
+    """What the words of the driver are that the kernel reads. UNKNOWN: an address perhaps, as that of the constants is.
+    Which words these are is known of sm_90."""
+    found: set[str] = set()
     if program.target and not program.target.startswith("sm_90"):
-        return False
+        return found
     for position in positions:
         if "c[0x0][" in program.code[position].operands:
             for part in split(program.code[position].operands):
@@ -146,9 +150,9 @@ def _reads_driver_address(program: Program, positions: Iterable[int]) -> bool:
                     word = driver_word(parse(part))
                 except UnknownInstruction:
                     continue
-                if word == UNTRACKED:
-                    return True
-    return False
+                if word is not None:
+                    found.add(word.base)
+    return found
 
 
 class Aliases:
@@ -158,9 +162,10 @@ class Aliases:
         found = {position: accesses(program.code[position]) for position in positions}
         self.all = [(position, access) for position, some in found.items() for access in some]
         roles = {access.role for _, access in self.all}
-        self.guards_constants = _reads_driver_address(program, positions)
+        words = _driver_words(program, positions)
+        self.guards_constants = UNKNOWN in words
         asked = {_MAP} | ({_MBARRIER, _INIT, _STORE, _GENERIC} if roles & {_MBARRIER, _INIT} else set())
-        if self.guards_constants or _MAP in roles:
+        if words & {UNKNOWN, WINDOW}:
             asked |= {_GLOBAL, _GENERIC}
         self.all = [(position, access) for position, access in self.all if access.role in asked]
         self.wanted: dict[int, set[int]] = {}
