@@ -24,6 +24,8 @@ _PUBLIC_SPECIAL = re.compile(
 def alu(base: str, modifiers: list[str], operands: list[Operand], name: str) -> Effects:
     taken = take(SLOTS[base], operands, name)
     targets, sources = operands[:taken], operands[taken:]
+    if any(o.register and {"64", "U32"} & set(o.register.suffix.split(".")) for o in operands):
+        raise UnknownInstruction(name)  # these belong to addresses; here, widths follow from the opcode alone
     wide, source_widths = widths(base, modifiers)
     writes = [x for t in targets if t.register for x in t.register.locations(wide if t.kind in ("R", "UR") else 1)]
     # A predicate that is a source stands behind all other sources; one before them would be a destination unknown here.

@@ -116,6 +116,7 @@ def audit(cubin: Cubin, policy: Policy, wanted: Collection[str] = ()) -> list[Ke
         program = parse_listing(tools.disassemble(cubin.data))
     except ListingError as error:
         raise tools.NotRun(f"unreadable listing: {error}") from error
+    program.threads = elf.thread_bounds(cubin.data)
     kernels = [kernel for kernel in program.kernels if not wanted or kernel in wanted]
     if not kernels:
         raise tools.NotRun("holds no kernel")

@@ -60,6 +60,7 @@ class Program:
     sections: dict[str, tuple[int, int]] = field(default_factory=dict)  # first position, one past the last
     kernels: list[str] = field(default_factory=list)
     target: str = ""  # sm_90a, where the listing says so
+    threads: dict[str, int] = field(default_factory=dict)  # per block at most, of the kernels that are so bounded
 
     def position(self, section: str, address: int) -> int | None:
         """Position of the instruction at a section's address, if there is one."""

@@ -220,7 +220,7 @@ def syncs(modifiers: list[str], operands: list[Operand], name: str) -> Effects:
     if at is None or any(o.kind not in ("R", "UR", "P", "UP") for o in operands[:at]):
         raise UnknownInstruction(name)
     size = moved(modifiers)
-    state = 2 if "ARRIVE" in modifiers else size  # an arrival returns the word as it was
+    state = 2 if "ARRIVE" in modifiers else size  # of which waits read the upper word
     writes = [x for o in operands[:at] if o.register for x in o.register.locations(state if "R" in o.kind else 1)]
     sinks = (*address(operands[at], wide=False), (BARRIER, locations(operands[at + 1 :], size)))
     return Effects(tuple(writes), sinks=sinks, guard_kind=GUARDED_BARRIER)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from snippets import findings, leaks
+from snippets import findings, leaks, program
+
+from dhp_safe_fa.gates.sass.taint import analyse
 
 SHARED = "S2R R20, SR_CgaCtaId\nMOV R21, 0x400\nLEA R20, R20, R21, 0x18\nS2R R22, SR_TID.X\n"
 INIT = "S2UR UR8, SR_CgaCtaId\nUMOV UR9, 0x1400\nULEA UR9, UR8, UR9, 0x18\nSYNCS.EXCH.64 URZ, [UR9], UR14\n"
@@ -48,6 +50,13 @@ def test_a_store_that_may_touch_an_mbarrier(store: str) -> None:
 )
 def test_a_store_that_cannot(store: str) -> None:
     assert findings(SHARED + INIT + store) == set()
+
+
+@pytest.mark.parametrize(("threads", "meets"), [({}, True), ({"snippet": 513}, True), ({"snippet": 512}, False)])
+def test_launch_bounds_say_how_far_a_thread_number_reaches(threads: dict[str, int], meets: bool) -> None:
+    code = program(f"{SHARED}{INIT}LEA R23, R22, R20, 0x3\nSTS.64 [R23], R4")
+    code.threads = threads
+    assert bool(analyse(code, "snippet").findings) is meets
 
 
 def test_a_guarded_address_is_known_under_its_guard() -> None:

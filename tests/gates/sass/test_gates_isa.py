@@ -239,6 +239,7 @@ def test_inert(text: str) -> None:
         "ATOMG.E.ADD.F64.S32 PT, R4, [R2.64], R8",  # two types
         "SHFL.IDX.64 PT, R0, R1, R2, R3",
         "FADD R1, R2.F64, R3",  # a suffix
+        "IADD3 R1, R2.64, R3, RZ",
         "LDG.E R4, [R2.64+UR4*8]",
         "LDL R4, [R1+`(f)]",  # a slot that the linker chooses
         "HMMA.16816.F32 R12, R20, R24, R4, R5",  # a source without a width

@@ -15,7 +15,7 @@ from ..isa import Effects
 from ..listing import Program
 from ..operands import B, Operand, P, Register
 from ..state import Conditions, negation
-from .transfer import Transfer, transfer
+from .transfer import THREADS, Transfer, transfer
 from .values import UNTRACKED, Value, add, join, restrict, single, spread
 
 Fact = tuple[str, int, int]  # of a predicate: relation, location, number
@@ -72,6 +72,9 @@ class Addresses:
         self, program: Program, graph: Graph, effects: dict[int, Effects], wanted: dict[int, set[int]]
     ) -> None:
         self.program, self.graph, self.effects, self.wanted = program, graph, effects, wanted
+        entry, _ = graph.blocks[graph.entry]
+        names = [name for name in program.kernels if program.labels[name] == entry]
+        self.threads = min((program.threads.get(name, THREADS) for name in names), default=THREADS)
         self.found: dict[tuple[int, int], Value] = {}
         self.steps: dict[int, Transfer | None] = {}
         self.slice()
@@ -104,7 +107,7 @@ class Addresses:
                 queue += [c for c in callers[block] if c not in waiting]
                 waiting.update(callers[block])
         for position in self.steps:
-            self.steps[position] = transfer(self.program.code[position])
+            self.steps[position] = transfer(self.program.code[position], self.threads)
 
     def need(self, position: int, live: set[int]) -> None:
         """One instruction backwards: from what is needed behind it to what is needed in front of it."""

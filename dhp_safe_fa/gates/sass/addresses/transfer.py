@@ -41,6 +41,7 @@ _NO_CONSTANTS = {*range(0x18), 0x20, 0x24, 0x140, 0x208, 0x20C}
 _SPECIAL = {
     "SR_TID.X": 1023, "SR_TID.Y": 1023, "SR_TID.Z": 63, "SR_LANEID": 31, "SR_CgaCtaId": 15, "SRZ": 0,
 }  # fmt: skip
+THREADS = 1024  # of a block at most
 _PLAIN_SPECIAL = re.compile(r"SR_(CTAID\.[XYZ]|NTID|NCTAID|\w*MASK)")
 _CARRIES = {"IADD3", "UIADD3", "LEA", "ULEA"}
 
@@ -64,7 +65,8 @@ class Transfer:
     """One instruction, its operands parsed. read(location) gives a register's value where the instruction's guard
     holds; what was never written has no say in any result."""
 
-    def __init__(self, instruction: Instruction) -> None:
+    def __init__(self, instruction: Instruction, threads: int) -> None:
+        self.threads = threads
         self.base = instruction.base
         self.modifiers = instruction.modifiers
         self.operands = [parse(part) for part in split(instruction.operands)]
@@ -120,7 +122,8 @@ class Transfer:
         if base in ("S2R", "S2UR", "CS2R"):
             name = sources[0].text
             if name in _SPECIAL:
-                value = Value("", 0, _SPECIAL[name], 1) if _SPECIAL[name] else single(0)
+                most = min(_SPECIAL[name], self.threads - 1) if name.startswith("SR_TID") else _SPECIAL[name]
+                value = Value("", 0, most, 1) if most else single(0)
                 return [value, single(0)] if base == "CS2R" and "32" not in modifiers else [value]
             if name == "SR_SWINHI":
                 return [Value(SHARED_HIGH, 0, 0, 0)]
@@ -243,9 +246,10 @@ def driver_word(operand: Operand) -> Value | None:
     return constant(operand.offset, 0, second=False) if operand.offset < _PARAMETERS_AT else None
 
 
-def transfer(instruction: Instruction) -> Transfer | None:
-    """None for an instruction whose operands are of no known form; the analysis of secrets reports it."""
+def transfer(instruction: Instruction, threads: int = THREADS) -> Transfer | None:
+    """threads: in a block at most. None for an instruction whose operands are of no known form, which the analysis of
+    secrets reports."""
     try:
-        return Transfer(instruction)
+        return Transfer(instruction, threads)
     except UnknownInstruction:
         return None
