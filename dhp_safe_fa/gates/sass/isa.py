@@ -36,6 +36,7 @@ def effects(opcode: str, operands: str, guard: str) -> Effects:
     return result if predicate is None else _with_guard(result, predicate)
 
 
+@cache
 def guard_location(guard: str) -> int | None:
     """Location of a guard; None for none and for the constant predicates."""
     match = re.fullmatch(r"!?(U?P)(\d)", guard)

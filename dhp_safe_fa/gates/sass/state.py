@@ -71,8 +71,10 @@ class Conditions:
 
     def vote(self, instruction: Instruction) -> None:
         """VOTEU.ALL UP0, P1: if UP0 is false, P1 is false in some lane. VOTEU.ANY UP0, P1: if true, true in some."""
+        if instruction.guard or not instruction.opcode.startswith("VOTEU"):
+            return
         match = _VOTE.fullmatch(f"{instruction.opcode} {instruction.operands}")
-        if match and not instruction.guard:
+        if match:
             guard, asked = (match[2], match[3]) if match[1] == "ANY" else (f"!{match[2]}", negation(match[3]))
             self.votes[guard] = self.some_lane(asked)
 
