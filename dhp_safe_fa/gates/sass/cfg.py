@@ -6,8 +6,8 @@ import re
 from dataclasses import dataclass, field
 
 from .isa import CONTROL, effects
+from .isa.operands import UnknownInstruction, location_name
 from .listing import Instruction, Program
-from .operands import UnknownInstruction, location_name
 
 _TRANSFERS = CONTROL - {"BSSY", "YIELD", "WARPSYNC"}
 _EXITS = {"EXIT", "KILL", "RTT"}

@@ -15,8 +15,8 @@ from ..verdict import FAIL, PASS
 from . import elf
 from .cfg import is_predicated
 from .isa import effects
+from .isa.operands import UnknownInstruction
 from .listing import ListingError, Program, parse_listing
-from .operands import UnknownInstruction
 from .policy import ACCEPTED, PUBLIC_RESULT, Policy
 from .taint import Analysis, Finding, analyse, count_indirect
 

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from .isa import guard_location
+from .isa.operands import UP, UR, P
 from .listing import Instruction
-from .operands import UP, UR, P
 
 Mark = tuple[int, int]  # distance from a source, position of the writing instruction
 NEVER = -1  # instead of the instruction that wrote a location: none did

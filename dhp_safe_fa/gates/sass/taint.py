@@ -17,8 +17,8 @@ from .addresses.fixpoint import Addresses
 from .addresses.values import STACK
 from .cfg import Graph, build_graph, is_indirect
 from .isa import CALL, Effects, effects
+from .isa.operands import BARRIER_RESULT, LOCAL, LOCAL_ANY, UP, UR, B, P, R, UnknownInstruction
 from .listing import FRAGMENT, Program
-from .operands import BARRIER_RESULT, LOCAL, LOCAL_ANY, UP, UR, B, P, R, UnknownInstruction
 from .state import NEVER, UNKNOWN, UNSET, Mark, State, negation
 
 UNRESOLVED = "unresolved-control"

@@ -24,7 +24,7 @@ def gates(tmp_path: Path) -> Path:
     ("file", "part"),
     [
         *((f"{gate}/gate.py", f"gate {gate}") for gate in registry.NAMES),
-        ("sass/isa.py", "gate sass"),
+        ("sass/isa/opcodes.py", "gate sass"),
         ("counters/new.py", "gate counters"),
         ("inputs.py", "shared"),
         ("families/forward.py", "shared"),

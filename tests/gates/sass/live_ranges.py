@@ -12,8 +12,8 @@ from pathlib import Path
 
 from dhp_safe_fa.gates import tools
 from dhp_safe_fa.gates.sass.isa import Effects, effects
+from dhp_safe_fa.gates.sass.isa.operands import UP, UR, B, P, R, UnknownInstruction, location_name
 from dhp_safe_fa.gates.sass.listing import Instruction, parse_listing
-from dhp_safe_fa.gates.sass.operands import UP, UR, B, P, R, UnknownInstruction, location_name
 
 FILES = {"GPR": R, "PRED": P, "UGPR": UR, "UPRED": UP}
 # Calls clobber what their callee does; P2R prints no use for the predicates that it reads, UR2UP none that it defines.

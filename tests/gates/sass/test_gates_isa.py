@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dhp_safe_fa.gates.sass.isa import Effects, effects
-from dhp_safe_fa.gates.sass.operands import UnknownInstruction, location_name, parse, split
+from dhp_safe_fa.gates.sass.isa.operands import UnknownInstruction, location_name, parse, split
 
 
 def parts(text: str) -> tuple[str, str, str]:

@@ -15,8 +15,7 @@ from live_ranges import Marked, disagreement, forms, marked
 from ptx_family import TARGETS, module
 
 from dhp_safe_fa.gates import controls, targets, tools
-from dhp_safe_fa.gates.sass import memory, opcodes, widths
-from dhp_safe_fa.gates.sass.isa import effects
+from dhp_safe_fa.gates.sass.isa import effects, memory, opcodes, widths
 
 LARGEST = "90a"  # the target that has every instruction
 

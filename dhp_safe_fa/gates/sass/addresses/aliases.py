@@ -13,9 +13,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from ..isa.operands import Operand, Register, UnknownInstruction, parse, split
+from ..isa.widths import moved
 from ..listing import Instruction, Program
-from ..operands import Operand, Register, UnknownInstruction, parse, split
-from ..widths import moved
 from .fixpoint import Addresses
 from .transfer import driver_word
 from .values import POINTER, SHARED_HIGH, UNKNOWN, WINDOW, WINDOW_HIGH, Value, may_meet, multiply, single

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 
 from ..cfg import Graph
 from ..isa import Effects
+from ..isa.operands import B, Operand, P, Register
 from ..listing import Program
-from ..operands import B, Operand, P, Register
 from ..state import Conditions, negation
 from .transfer import THREADS, Transfer, transfer
 from .values import UNTRACKED, Value, add, join, restrict, single, spread

@@ -9,8 +9,8 @@ import re
 import struct
 from collections.abc import Callable
 
+from ..isa.operands import Operand, UnknownInstruction, parse, split
 from ..listing import Instruction
-from ..operands import Operand, UnknownInstruction, parse, split
 from .values import (
     ANY,
     CARRY,
