@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from harness import LAYOUTS, Target, normal, qkv, same_bits, torch_jit_is_deprecated
+from harness import LAYOUTS, Target, normal, qkv, require_ahead_of_time, same_bits, torch_jit_is_deprecated
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.overrides import TorchFunctionMode
@@ -122,29 +120,12 @@ def test_exported_program_refuses_gradients(device: str, rng: torch.Generator) -
         program.run_decompositions().module()(example.clone().requires_grad_())
 
 
-ADDITIONS_AHEAD_OF_TIME = """
-import sys, torch
-
-class Additions(torch.nn.Module):
-    def forward(self, x):
-        return x + 1
-
-folder, device = sys.argv[1:]
-program = torch.export.export(Additions(), (torch.zeros(4, device=device),))
-package = torch._inductor.aoti_compile_and_package(program, package_path=f"{folder}/additions.pt2")
-torch._inductor.aoti_load_package(package)
-"""
-
-
 @pytest.mark.long
 @torch_jit_is_deprecated
 @pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")
 def test_ahead_of_time_inductor(device: str, rng: torch.Generator, fresh_compiler: None, tmp_path: Path) -> None:
     """Compiled to a package on disk with a dynamic length, loaded and run without the Python of the model."""
-    if torch.version.cuda:  # torch 2.11.0+cu130 was seen to crash while it loads any package, for either device
-        control = subprocess.run([sys.executable, "-c", ADDITIONS_AHEAD_OF_TIME, tmp_path, device], check=False)
-        if control.returncode < 0:
-            pytest.skip(f"torch {torch.__version__} dies of signal {-control.returncode} on a package of x + 1 alone")
+    require_ahead_of_time(tmp_path, device)
     target = Target(device, torch.float16)
     length = torch.export.Dim("length", min=2, max=4096)
     program = torch.export.export(Block(), (normal(rng, (2, 50, 3, 4, 64), target),), dynamic_shapes=({1: length},))

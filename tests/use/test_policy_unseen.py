@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from harness import same_bits
+from harness import require_ahead_of_time, same_bits
 from torch import Tensor
 
 # How a model may have imported it; set_policy has to find this name.
@@ -191,8 +191,10 @@ def test_everything_is_as_before_after_a_policy() -> None:
 # ---- compiled ahead of time, exported -------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_programs_compiled_ahead_of_time(q: Tensor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
+    require_ahead_of_time(tmp_path, "cpu")
     program = torch.export.export(Attend(), (q,))
     loaded = torch._inductor.aoti_load_package(
         torch._inductor.aoti_compile_and_package(program, package_path=str(tmp_path / "attend.pt2"))

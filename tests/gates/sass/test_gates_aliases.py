@@ -147,6 +147,55 @@ def test_a_kernel_that_writes_its_parameters() -> None:
     assert findings(f"{code}LD.E R4, desc[UR4][R10.64]") == set()
 
 
+WINDOW = "LDC.64 R10, c[0x0][0x198]\n"  # the generic address of the parameters
+
+
+@pytest.mark.parametrize(
+    "disguise",
+    [
+        # two carries out of one addition
+        "MOV R7, 0x30\nIADD3 R10, P0, P1, R7, 0x30, R10\nIADD3.X R11, RZ, R11, RZ, P0, P1\n",
+        "LDC R7, c[0x0][0x220]\nIADD3 R10, P0, R10, R7, RZ\nIADD3.X R11, RZ, R11, RZ, P0, !PT\n",
+        "LDC R7, c[0x0][0x220]\nLOP3.LUT R11, R11, R7, RZ, 0xfc, !PT\n",
+        "LDC R7, c[0x0][0x220]\nVIMNMX.U32 R11, R11, R7, !PT\n",
+        "MOV R7, RZ\nPRMT R11, R11, 0x3210, R7\n",
+        # the parameters' address or a pointer
+        "LDC.64 R12, c[0x0][0x218]\nLDC R7, c[0x0][0x220]\nISETP.NE.AND P0, PT, R7, RZ, PT\n"
+        "SEL R10, R10, R12, P0\nSEL R11, R11, R13, P0\n",
+    ],
+)
+@pytest.mark.parametrize("store", ["STG.E desc[UR4][R10.64+0x30], R4", "ATOMG.E.EXCH PT, RZ, desc[UR4][R10.64], R4"])
+def test_a_disguised_address_of_the_parameters(disguise: str, store: str) -> None:
+    """What else may be read back as a public parameter, or by TMA as a map."""
+    assert ("constant", store.split()[0]) in findings(WINDOW + disguise + store)
+    plain = "LDC.64 R10, c[0x0][0x218]\nMOV R7, 0x30\nIADD3 R10, P0, R7, R10, RZ\nIADD3.X R11, RZ, R11, RZ, P0, !PT\n"
+    assert findings(WINDOW + plain + store) == set()
+
+
+def test_the_address_of_a_constant_among_the_constants() -> None:
+    store = "STG.E desc[UR4][R10.64], R4"
+    assert findings(f"LDC.64 R10, c[0x3][0x200]\n{store}") == {("constant", "STG.E")}
+    assert findings(f"LDC R6, c[0x3][0x200]\nLDC.64 R10, c[0x0][0x218]\n{store}") == set()
+
+
+def test_halves_that_are_added_by_themselves() -> None:
+    """0xfff8 and 0x28 make 0x20 in the lower half, and carry nothing into the upper one."""
+    index = "LOP3.LUT R5, R22, 0x1, RZ, 0xc0, !PT\nIMAD R5, R5, 0xfff8, RZ\n"
+    store = "IADD3 R5, R5, R20, RZ\nSTS [R5+0xfe0], R4"
+    assert ("mbarrier", "STS") in findings(f"{SHARED}{INIT}{index}VIADD.16x2 R5, R5, 0x28\n{store}")
+    assert findings(f"{SHARED}{INIT}{index}VIADD R5, R5, 0x28\n{store}") == set()
+
+
+def test_a_swizzle_stays_in_its_tile() -> None:
+    """Eight rows of eight places of 16 bytes, the place XORed with the row: 1,024 bytes, below the mbarrier."""
+    swizzle = (
+        "LOP3.LUT R5, R22, 0x7, RZ, 0xc0, !PT\nSHF.R.U32.HI R6, RZ, 0x3, R22\nLOP3.LUT R6, R6, 0x7, RZ, 0xc0, !PT\n"
+        "LOP3.LUT R5, R5, R6, RZ, 0x3c, !PT\nLEA R5, R6, R5, 0x3\nLEA R5, R5, R20, 0x4\n"
+    )
+    assert findings(f"{SHARED}{INIT}{swizzle}STS.128 [R5], R4") == set()
+    assert ("mbarrier", "STS.128") in findings(f"{SHARED}{INIT}{swizzle}STS.128 [R5+0xc10], R4")
+
+
 def test_what_other_warps_contribute_to_a_reduction() -> None:
     """The branch is on a public value; one side contributes a secret, the other reads the result."""
     assert leaks(

@@ -4,8 +4,9 @@
   memory has to be told apart by its address from every mbarrier of the kernel, and every mbarrier is initialised.
 - A tensor map says where a copy reads, and is public because it is a parameter of the kernel. So the address of every
   map is the parameters' address plus a constant.
-- Constants are public because kernels only read them. A kernel that asks the driver where they lie in global memory may
-  only store through pointers that are parameters or addresses of global variables.
+- Constants and parameters are public because kernels only read them. A kernel that can know where they lie (it asks the
+  driver, takes the address of its parameters, or reads constants, one of which may be the address of another) may only
+  store through pointers that are parameters or addresses of global variables.
 """
 
 from __future__ import annotations
@@ -163,9 +164,10 @@ class Aliases:
         self.all = [(position, access) for position, some in found.items() for access in some]
         roles = {access.role for _, access in self.all}
         words = _driver_words(program, positions)
-        self.guards_constants = UNKNOWN in words
+        reads_constants = any("c[0x3][" in program.code[position].operands for position in positions)
+        self.guards_constants = bool(words & {UNKNOWN, WINDOW}) or reads_constants
         asked = {_MAP} | ({_MBARRIER, _INIT, _STORE, _GENERIC} if roles & {_MBARRIER, _INIT} else set())
-        if words & {UNKNOWN, WINDOW}:
+        if self.guards_constants:
             asked |= {_GLOBAL, _GENERIC}
         self.all = [(position, access) for position, access in self.all if access.role in asked]
         self.wanted: dict[int, set[int]] = {}
@@ -196,7 +198,8 @@ class Aliases:
         is_shared = SHARED_HIGH in uppers and not self.may_touch(addresses, position, access, words)
         if access.role == _GENERIC and words and POINTER not in uppers and not is_shared:
             yield MBARRIER, position
-        if WINDOW_HIGH in uppers or (self.guards_constants and not uppers & {POINTER, SHARED_HIGH}):
+        is_known = bool(uppers & {POINTER, SHARED_HIGH}) and not uppers & {WINDOW_HIGH, UNKNOWN}
+        if self.guards_constants and not is_known:
             yield CONSTANT, position
 
     @staticmethod

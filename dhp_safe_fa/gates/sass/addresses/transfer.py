@@ -51,8 +51,10 @@ def constant(offset: int | None, bank: int, second: bool) -> Value:
     if offset is None:
         return UNTRACKED
     offset += 4 * second
-    if bank in (3, 4):  # constants of the program, addresses of its variables
+    if bank == 4:  # addresses of the program's variables
         return Value(POINTER)
+    if bank == 3:  # its constants, among which the address of another constant may be
+        return UNTRACKED
     if bank != 0 or offset in _NO_CONSTANTS:  # bank 2: tables of the compiler
         return ANY
     if offset >= _PARAMETERS_AT:
@@ -116,7 +118,7 @@ class Transfer:
         sources = self.operands[targets:]
         values = [self.of(source, read) for source in sources]
 
-        if base in ("MOV", "UMOV", "R2UR", "SHFL"):
+        if base in ("MOV", "UMOV", "SHFL") or (base == "R2UR" and not modifiers):  # R2UR.OR joins lanes
             moved = [v for v, s in zip(values, sources, strict=True) if s.kind not in ("P", "UP")]
             return [self.of(self.operands[2], read)] if base == "SHFL" else moved[:1]
         if base in ("S2R", "S2UR", "CS2R"):
@@ -135,9 +137,10 @@ class Transfer:
             taken.append(chooses(_negated(sources[2]), sources[1], values[1]))
             kept = [value for value in taken if value is not None]
             return [join(kept[0], kept[-1]) if kept else ANY]
-        if base == "HFMA2" and all(s.text in ("RZ", "-RZ") for s in sources[:2]) and len(sources) == 4:
+        adds_halves = len(sources) == 4 and all(s.text in ("RZ", "-RZ") for s in sources[:2])
+        if base == "HFMA2" and modifiers <= {"MMA"} and adds_halves:
             return [_halves(sources[2].text, sources[3].text)]
-        if base in ("IADD3", "UIADD3", "VIADD", "IADD"):
+        if base in ("IADD3", "UIADD3", "VIADD", "IADD") and modifiers <= {"X", "64"}:  # not of halves
             return self.sums(sources, values, read)
         if base in ("IMAD", "UIMAD"):
             return self.products(sources, values, read)

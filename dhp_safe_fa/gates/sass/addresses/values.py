@@ -136,10 +136,25 @@ def logic(table: int, a: Value, b: Value, c: Value) -> Value:
         kept = keep_bits(operands[free[0]], off ^ on)
         if not off & (off ^ on):  # what is fixed and what comes from the operand are different bits
             return add(kept, single(off))
-    if table & 1 or not all(value.is_plain for value in operands):
+    if not all(value.is_plain or value.number is not None for value in operands):
         return ANY
-    unit = min(value.alignment for value in operands if value.number != 0)
-    return _made("", 0, (1 << max(value.hi.bit_length() for value in operands)) - unit, unit, False)
+    may = sum(1 << bit for bit in range(32) if _may_be_set(table, operands, bit))
+    if may >= _WORD // 2 or not may:
+        return ANY if may else single(0)
+    unit = may & -may
+    return _made("", 0, (1 << may.bit_length()) - unit, unit, False)
+
+
+def _may_be_set(table: int, operands: list[Value], bit: int) -> bool:
+    """Whether a bit of the result can be 1, given what that bit of each operand can be."""
+    choices: list[tuple[int, ...]] = []
+    for value in operands:
+        if value.number is not None:
+            choices.append((value.number >> bit & 1,))
+        else:
+            is_free = value.alignment <= 1 << bit and bit < value.hi.bit_length()
+            choices.append((0, 1) if is_free else (0,))
+    return any(table >> (4 * a + 2 * b + c) & 1 for a in choices[0] for b in choices[1] for c in choices[2])
 
 
 def _constant_logic(table: int, numbers: list[int | None], free: int) -> int:
