@@ -15,10 +15,10 @@ from rich.markup import escape
 from dhp_safe_fa import evidence
 from dhp_safe_fa._files import write_whole
 
-from .. import parts, targets
+from .. import parts, report, targets
 from ..peers import page
 from ..verdict import EXIT_CODES, PASS, Progress
-from . import contracts, writer
+from . import again, contracts, writer
 
 COMMANDS = ("status", "evidence", "peers")
 _EXIT = {evidence.FRESH: 0, evidence.STALE: 1, evidence.NONE: 2}
@@ -37,6 +37,7 @@ def add_commands(commands: Any) -> None:
     record.add_argument(
         "--quick", metavar="GATE", choices=writer.QUICK_IS_EVIDENCE, nargs="+", default=[], help="with fewer repeats"
     )
+    record.add_argument("--again", action="store_true", help="of the last run, only what was INVALID or NOT RUN")
     peers = commands.add_parser("peers", help="run everything on the peers, and write audits/peers.json and peers.md")
     peers.add_argument("--peer", choices=targets.PEERS, nargs="+", default=[*targets.PEERS], help="default: all")
     peers.add_argument("--from", dest="runs", metavar="FILE", type=Path, nargs="+", help="merge stored runs instead")
@@ -74,7 +75,7 @@ def evidence_command(arguments: argparse.Namespace, out: Console, run_all: Calla
         from ..subjects import require_gpu
 
         require_gpu()
-        runs = [run_all()]
+        runs = [_again(_read(LAST_RUN), out) if arguments.again else run_all()]
         LAST_RUN.parent.mkdir(parents=True, exist_ok=True)
         LAST_RUN.write_text(json.dumps(runs[0], indent=1) + "\n")
     listings = {kernel["name"]: writer.listing_digest(_inspect.cubin(kernel["name"])) for kernel in kernels}
@@ -83,6 +84,17 @@ def evidence_command(arguments: argparse.Namespace, out: Console, run_all: Calla
     verdict = writer.verdict(content)
     out.print(f"{verdict}: {len(kernels)} kernels, stored in {escape(str(arguments.output))}")
     return EXIT_CODES[verdict]
+
+
+def _again(last: dict[str, Any], out: Console) -> dict[str, Any]:
+    """The last run with new results where it had none."""
+    writer.require_made_as_evidence(last, parts.here())
+    renewed = again.run_again(last, report.environment(), lambda text, done, total: None)
+    for gate, names in again.without_verdict(last).items():
+        verdicts = {result["subject"]: result["verdict"] for result in renewed[gate]}
+        for name in names:
+            out.print(f"{gate} again on {escape(name)}: {verdicts[name]}")
+    return renewed
 
 
 def _require_folder(folder: Path) -> None:

@@ -89,6 +89,7 @@ def assemble(
         "environment": environment,
         "quick": sorted({gate for run in runs for gate in run["how"]["quick"]}),
         "digests": now,
+        "again": sorted({f"{gate} {name}" for run in runs for gate in run.get("again", ()) for name in run["again"][gate]}),
         "runs_sha256": [digest(run) for run in runs],
     }
     for limit in _NESTED_LIMITS:

@@ -1,0 +1,66 @@
+"""`evidence --again`: what gave no verdict is run again, what failed is not."""
+
+from __future__ import annotations
+
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from evidence_samples import KERNELS, LISTINGS, NOW, gate_result, some_run
+
+from dhp_safe_fa.gates import registry
+from dhp_safe_fa.gates.evidence import again, writer
+from dhp_safe_fa.gates.evidence.writer import Refused
+from dhp_safe_fa.gates.verdict import FAIL, INVALID, NOT_RUN, PASS, GateResult
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What the gates, which pass here, are asked for."""
+    calls: list[Any] = []
+    for gate in registry.EXECUTING:
+
+        def run(subjects: list[str], quick: bool, tell: object, gate: str = gate) -> list[GateResult]:
+            calls.append((gate, subjects, quick))
+            return [GateResult(gate, name, PASS) for name in subjects]
+
+        monkeypatch.setitem(sys.modules, f"dhp_safe_fa.gates.{gate}.gate", SimpleNamespace(run=run))
+    monkeypatch.setitem(sys.modules, "dhp_safe_fa.gates.subjects", SimpleNamespace(by_name=lambda name: name))
+    return calls
+
+
+@pytest.mark.parametrize("verdict", [INVALID, NOT_RUN])
+def test_what_gave_no_verdict_is_run_again(verdict: str, asked: list[Any]) -> None:
+    run = some_run()
+    run["how"]["quick"] = ["timing"]
+    run["bitwise"][1] = gate_result("bitwise", "def", verdict)
+    run["timing"][0] = gate_result("timing", "abc", verdict)
+    renewed = again.run_again(run, run["environment"], lambda *_: None)
+    assert asked == [("bitwise", ["def"], False), ("timing", ["abc"], True)]
+    assert [result["verdict"] for gate in registry.EXECUTING for result in renewed[gate]] == [PASS] * 6
+    assert run["bitwise"][1]["verdict"] == verdict
+    content = writer.assemble([renewed], KERNELS, LISTINGS, NOW)
+    assert writer.verdict(content) == PASS and content["again"] == ["bitwise def", "timing abc"]
+
+
+def test_what_failed_is_not(asked: list[Any]) -> None:
+    run = some_run()
+    run["timing"][0] = gate_result("timing", "abc", FAIL)
+    with pytest.raises(Refused, match="has a verdict of every gate on every kernel"):
+        again.run_again(run, run["environment"], lambda *_: None)
+    run["bitwise"][1] = gate_result("bitwise", "def", INVALID)
+    renewed = again.run_again(run, run["environment"], lambda *_: None)
+    assert renewed["timing"][0]["verdict"] == FAIL and asked == [("bitwise", ["def"], False)]
+
+
+def test_refusals(asked: list[Any]) -> None:
+    run = some_run()
+    run["bitwise"] = [gate_result("bitwise", name, INVALID) for name in ("abc", "def")]
+    with pytest.raises(Refused, match="the gate bitwise gave no verdict on any kernel"):
+        again.run_again(run, run["environment"], lambda *_: None)
+    run = some_run()
+    run["bitwise"][1] = gate_result("bitwise", "def", INVALID)
+    with pytest.raises(Refused, match="differ in driver"):
+        again.run_again(run, {**run["environment"], "driver": "600.0"}, lambda *_: None)
+    assert asked == []
