@@ -84,12 +84,13 @@ def assemble(
         raise Refused("the run was made with other kernels than this build holds")
     for run in runs:
         require_made_as_evidence(run, now)
+    renewed = [(gate, name) for run in runs for gate, names in run.get("again", {}).items() for name in names]
     head = {
         "schema": evidence.SCHEMA,
         "environment": environment,
         "quick": sorted({gate for run in runs for gate in run["how"]["quick"]}),
         "digests": now,
-        "again": sorted({f"{gate} {name}" for run in runs for gate in run.get("again", ()) for name in run["again"][gate]}),
+        "again": sorted({f"{gate} {name}" for gate, name in renewed}),
         "runs_sha256": [digest(run) for run in runs],
     }
     for limit in _NESTED_LIMITS:
