@@ -8,6 +8,7 @@
 #ifndef DHP_PTX_CUH
 #define DHP_PTX_CUH
 
+#include <cuda.h>
 #include <stdint.h>
 
 #define DHP_PTX static __device__ __forceinline__
