@@ -65,6 +65,10 @@ def evidence_command(arguments: argparse.Namespace, out: Console, run_all: Calla
     from dhp_safe_fa import _inspect
     from dhp_safe_fa.bench.environment import git_commit
 
+    if arguments.again and arguments.runs:
+        raise writer.Refused("--again takes the last run of `evidence`, so it does not go with --from")
+    if arguments.again and not LAST_RUN.is_file():
+        raise writer.Refused(f"--again: no run is stored in {LAST_RUN}; run `evidence` without it first")
     _require_folder(arguments.output.parent)
     kernels = _inspect.kernels()
     built = _inspect.build_info()["sources"]["all"]

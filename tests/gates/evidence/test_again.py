@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from evidence_samples import KERNELS, LISTINGS, NOW, gate_result, some_run
 
-from dhp_safe_fa.gates import registry
-from dhp_safe_fa.gates.evidence import again, writer
+from dhp_safe_fa.gates import cli, registry
+from dhp_safe_fa.gates.evidence import again, commands, writer
 from dhp_safe_fa.gates.evidence.writer import Refused
 from dhp_safe_fa.gates.verdict import FAIL, INVALID, NOT_RUN, PASS, GateResult
 
@@ -64,3 +65,13 @@ def test_refusals(asked: list[Any]) -> None:
     with pytest.raises(Refused, match="differ in driver"):
         again.run_again(run, {**run["environment"], "driver": "600.0"}, lambda *_: None)
     assert asked == []
+
+
+def test_the_command_says_what_it_lacks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(commands, "LAST_RUN", tmp_path / "run.json")
+    assert cli.main(["evidence", "--again"]) == 2
+    assert "no run is stored in" in capsys.readouterr().err
+    assert cli.main(["evidence", "--again", "--from", "run.json"]) == 2
+    assert "does not go with --from" in capsys.readouterr().err
