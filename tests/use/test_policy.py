@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -21,17 +21,11 @@ from torch.nn.functional import scaled_dot_product_attention as imported_sdpa
 
 import dhp_safe_fa
 
+pytestmark = pytest.mark.usefixtures("no_policy_left")
+
 MASK = torch.ones(33, 33, dtype=torch.bool)
 fullgraph_or_not = pytest.mark.parametrize("fullgraph", [True, False])
 every_policy = pytest.mark.parametrize("name", ["secure", "hybrid", "audit"])
-
-
-@pytest.fixture(autouse=True)
-def clean() -> Iterator[None]:
-    torch.compiler.reset()
-    with torch.no_grad():
-        yield
-    dhp_safe_fa.set_policy(None)
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,19 +22,12 @@ from torch.utils.checkpoint import checkpoint
 import dhp_safe_fa
 
 pytestmark = [
+    pytest.mark.usefixtures("no_policy_left"),
     pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile:UserWarning"),
     pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning"),
 ]
 block_or_setting = pytest.mark.parametrize("setting", [False, True], ids=["block", "setting"])
-
-
-@pytest.fixture(autouse=True)
-def clean() -> Iterator[None]:
-    torch.compiler.reset()
-    with torch.no_grad():
-        yield
-    dhp_safe_fa.set_policy(None)
 
 
 @pytest.fixture
