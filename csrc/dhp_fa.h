@@ -32,7 +32,12 @@
 extern "C" {
 #endif
 
-typedef enum dhp_dtype { DHP_FLOAT32 = 0, DHP_FLOAT16 = 1, DHP_BFLOAT16 = 2 } dhp_dtype;
+typedef enum dhp_dtype {
+  DHP_FLOAT32 = 0,
+  DHP_FLOAT16 = 1,
+  DHP_BFLOAT16 = 2,
+  DHP_FLOAT64 = 3 /* on the CPU only: to check gradients by differences */
+} dhp_dtype;
 
 typedef enum dhp_status {
   DHP_OK = 0,
@@ -62,11 +67,28 @@ typedef struct dhp_attention {
   dhp_tensor k;          /* [B, Hk, Sk, D], Hk divides Hq: query head h reads key head h / (Hq / Hk) */
   dhp_tensor v;          /* [B, Hk, Sk, D] */
   dhp_tensor out;        /* [B, Hq, Sq, D]; a row that sees no key becomes 0 */
-  float *lse;            /* [B, Hq, Sq] contiguous, natural logarithm, -inf where no key is seen; NULL: not wanted */
+  void *lse;             /* [B, Hq, Sq] contiguous float32 (float64 where q is), natural logarithm, -inf where no key
+                            is seen; NULL: not wanted */
   float scale;           /* finite, >= 0 */
   int is_causal;         /* 0: every key is visible; 1: key j is visible to query i iff j <= i + causal_offset */
   int64_t causal_offset; /* 0 is torch SDPA's alignment, Sk - Sq is FlashAttention's */
 } dhp_attention;
+
+/*
+ * The gradients of one attention call, given those of its results:
+ *
+ *     P = exp(scale q k^T - lse),  delta = rowsum(grad_out * out) - grad_lse,  dS = P * (grad_out v^T - delta),
+ *     dv = P^T grad_out,  dq = scale dS k,  dk = scale dS^T q,
+ *
+ * dk and dv summed over the query heads of a key head. Secret besides q, k and v: out, lse, grad_out, grad_lse.
+ */
+typedef struct dhp_backward {
+  dhp_attention forward; /* the call as it was made; its out and lse, both needed, are read */
+  dhp_tensor grad_out;   /* [B, Hq, Sq, D] */
+  const void *grad_lse;  /* as lse; NULL: zero */
+  dhp_tensor dq, dk, dv; /* shapes of q, k, v; data NULL: not wanted */
+  void *workspace;       /* dhp_backward_workspace bytes, 16-byte aligned; holds secrets afterwards */
+} dhp_backward;
 
 /* Runs body(ctx, first, last) over a partition of [0, count), possibly in parallel, and returns when all is done. */
 typedef struct dhp_executor {
@@ -81,14 +103,18 @@ typedef struct dhp_executor {
  * outputs or copies. Looks at no data pointer, and at no stride but the last.
  */
 DHP_API dhp_status dhp_attention_check(const dhp_attention *args, int on_cuda, dhp_error *error);
+/* The same of dhp_backward_cpu and _cuda. */
+DHP_API dhp_status dhp_backward_check(const dhp_backward *args, int on_cuda, dhp_error *error);
 
 /* ---- running --------------------------------------------------------------------------------------------------- */
 
 /*
- * On the CPU: float32, float16 or bfloat16, D <= 256, float32 accumulation. executor NULL runs in the calling thread.
- * CT: time and addresses depend on shapes, strides, flags and the executor alone.
+ * On the CPU: float32, float16 or bfloat16, D <= 256, float32 accumulation; float64 in float64. executor NULL runs in
+ * the calling thread. CT: time and addresses depend on shapes, strides, flags and the executor alone.
  */
 DHP_API dhp_status dhp_attention_cpu(const dhp_attention *args, const dhp_executor *executor, dhp_error *error);
+
+DHP_API dhp_status dhp_backward_cpu(const dhp_backward *args, const dhp_executor *executor, dhp_error *error);
 
 /*
  * On a Hopper GPU: float16 or bfloat16, D a multiple of 8 up to dhp_cuda_max_head_dim(). Enqueued on stream (a
@@ -96,6 +122,9 @@ DHP_API dhp_status dhp_attention_cpu(const dhp_attention *args, const dhp_execut
  * CT: as for the CPU; the device code's contract is in audits/SOUNDNESS.md.
  */
 DHP_API dhp_status dhp_attention_cuda(const dhp_attention *args, int device, void *stream, dhp_error *error);
+DHP_API dhp_status dhp_backward_cuda(const dhp_backward *args, int device, void *stream, dhp_error *error);
+/* Bytes of device memory that dhp_backward_cuda needs beside the tensors: two floats a query row. 0 on the CPU. */
+DHP_API size_t dhp_backward_workspace(const dhp_backward *args, int on_cuda);
 
 /*
  * 1 if the GPU kernel can read or write this tensor in place: 16-byte aligned data, strides that are multiples of 16

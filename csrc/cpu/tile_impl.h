@@ -47,7 +47,7 @@ static void write_results(const dhp_cpu_rows *rows, const dhp_key_range seen[DHP
   }
   if (args->lse) {
     const int64_t first = (rows->batch * out->size[1] + rows->head) * out->size[2] + rows->first;
-    memcpy(args->lse + first, scratch->lse, (size_t)rows->count * sizeof(float));
+    memcpy((float *)args->lse + first, scratch->lse, (size_t)rows->count * sizeof(float));
   }
 }
 

@@ -257,7 +257,7 @@ Tensor forward(const Call &call, Tensor *lse) {
   if (lse) {
     const int64_t sizes[] = {args.q.size[0], args.q.size[1], args.q.size[2]};
     *lse = torch::stable::new_empty(q, {sizes, 3}, ScalarType::Float);
-    args.lse = static_cast<float *>(lse->data_ptr());
+    args.lse = lse->data_ptr();
   }
 
   dhp_error error{};
