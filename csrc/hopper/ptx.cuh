@@ -133,6 +133,9 @@ DHP_PTX void store_four(int go, void *to, const uint32_t *x) {
                : "memory");
 }
 
+/* For the end of a kernel whose last instruction is such a store: else ptxas makes its predicate that of an exit. */
+DHP_PTX void end_together(void) { __syncthreads(); }
+
 /* ---- wgmma (9.7.15); the products themselves are generated into wgmma.h ---------------------------------------- */
 
 DHP_PTX void wgmma_fence(void) { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }

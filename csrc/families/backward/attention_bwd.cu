@@ -187,4 +187,5 @@ dhp_attention_bwd(const __grid_constant__ CUtensorMap own_s_map, const __grid_co
                     2 * (batch * p.from_p_stride[0] + head * p.from_p_stride[1] + row[r] * p.from_p_stride[2]),
                 from_p, r, 1.f + poison, ~0u, p.from_p != 0 ? columns : 0, lane);
   }
+  end_together();
 }

@@ -84,4 +84,5 @@ dhp_attention_delta(const __grid_constant__ dhp_delta_params p) {
     store_one(go, to, exists ? in_base_2 : 0.f);
     store_one(go, to + 2, exists ? sum - grad_lse[turn] : 0.f);
   }
+  end_together();
 }
