@@ -155,7 +155,7 @@ setup(
                 "csrc/cuda/layout.c",
                 *(
                     str(path.relative_to(ROOT))
-                    for pattern in ("*.c", "cpu/*.c", "families/*/*.c")
+                    for pattern in ("*.c", "cpu/*.c", "cpu/*/*.c", "families/*/*.c")
                     for path in sorted((ROOT / "csrc").glob(pattern))
                 ),
             ],

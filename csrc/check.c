@@ -13,8 +13,8 @@ enum {
   MAX_SEQLEN = (1 << 30) - 256
 };
 
-static const char *dtype_name(dhp_dtype dtype) {
-  static const char *const names[] = {"float32", "float16", "bfloat16"};
+const char *dhp_dtype_name(dhp_dtype dtype) {
+  static const char *const names[] = {"float32", "float16", "bfloat16", "float64"};
   return (unsigned)dtype < sizeof names / sizeof *names ? names[dtype] : "unknown";
 }
 
@@ -23,12 +23,12 @@ static const char *dtype_name(dhp_dtype dtype) {
 
 /* Sizes are not negative, and a dimension that has neighbours has a usable stride. */
 static dhp_status check_tensor(const char *name, const dhp_tensor *t, dhp_dtype dtype, dhp_error *error) {
-  if ((unsigned)t->dtype > DHP_BFLOAT16)
-    return dhp_fail(error, DHP_INVALID_ARGUMENT, "%s: unknown dtype %d; supported: float32, float16, bfloat16", name,
-                    (int)t->dtype);
+  if ((unsigned)t->dtype > DHP_FLOAT64)
+    return dhp_fail(error, DHP_INVALID_ARGUMENT, "%s: unknown dtype %d; supported: float32, float16, bfloat16, float64",
+                    name, (int)t->dtype);
   if (t->dtype != dtype)
     return dhp_fail(error, DHP_INVALID_ARGUMENT, "%s: dtype %s differs from q's %s; q, k and v must agree", name,
-                    dtype_name(t->dtype), dtype_name(dtype));
+                    dhp_dtype_name(t->dtype), dhp_dtype_name(dtype));
   for (int i = 0; i < 4; i++)
     if (t->size[i] < 0)
       return dhp_fail(error, DHP_INVALID_ARGUMENT, "%s: negative size in shape " SHAPE, name, SIZES(*t));
@@ -79,4 +79,33 @@ dhp_status dhp_check_arguments(const dhp_attention *args, dhp_error *error) {
   if (!isfinite(args->scale) || args->scale < 0.f)
     return dhp_fail(error, DHP_INVALID_ARGUMENT, "scale: %g; supported: finite and not negative", (double)args->scale);
   return DHP_OK;
+}
+
+/* A gradient, or the gradient of an output, is like the tensor that it belongs to. */
+static dhp_status check_like(const char *name, const dhp_tensor *t, const char *model_name, const dhp_tensor *model,
+                             dhp_error *error) {
+  const dhp_status status = check_tensor(name, t, model->dtype, error);
+  if (status != DHP_OK) return status;
+  for (int i = 0; i < 4; i++)
+    if (t->size[i] != model->size[i])
+      return dhp_fail(error, DHP_INVALID_ARGUMENT,
+                      "%s: shape " SHAPE " differs from %s's " SHAPE "; they must be equal", name, SIZES(*t),
+                      model_name, SIZES(*model));
+  return DHP_OK;
+}
+
+dhp_status dhp_check_gradients(const dhp_backward *args, dhp_error *error) {
+  const dhp_attention *const forward = &args->forward;
+  dhp_status status = dhp_check_arguments(forward, error);
+  if (status != DHP_OK) return status;
+  if (!forward->lse)
+    return dhp_fail(error, DHP_INVALID_ARGUMENT, "lse: missing; the gradients are computed from the forward's lse");
+  status = check_like("grad_out", &args->grad_out, "out", &forward->out, error);
+  if (status != DHP_OK) return status;
+  const char *const names[] = {"dq", "dk", "dv"}, *const model_names[] = {"q", "k", "v"};
+  const dhp_tensor *const tensors[] = {&args->dq, &args->dk, &args->dv};
+  const dhp_tensor *const models[] = {&forward->q, &forward->k, &forward->v};
+  for (int i = 0; i < 3 && status == DHP_OK; i++)
+    if (tensors[i]->data) status = check_like(names[i], tensors[i], model_names[i], models[i], error);
+  return status;
 }

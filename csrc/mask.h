@@ -47,6 +47,11 @@ static inline int dhp_mask_is_prefix(const dhp_mask *mask) {
   return mask->queries == 0 || dhp_mask_row(mask, mask->queries - 1).first == 0; /* no row's range begins later */
 }
 
+/* The same band with the places of queries and keys exchanged: row j of it is the range of queries that see key j. */
+static inline dhp_mask dhp_mask_transposed(const dhp_mask *mask) {
+  return dhp_mask_band(mask->keys, mask->queries, -mask->highest, -mask->lowest);
+}
+
 /* No query sees a key from this one on: they need not exist. */
 static inline int64_t dhp_mask_keys_seen(const dhp_mask *mask) {
   return dhp_clamp(mask->queries + mask->highest, 0, mask->keys);

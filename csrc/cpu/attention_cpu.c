@@ -10,6 +10,7 @@
 
 #include "../ct.h"
 #include "../error.h"
+#include "float64/float64.h"
 #include "float_mode.h"
 #include "tile.h"
 
@@ -128,8 +129,12 @@ dhp_status dhp_cpu_forward_with(const dhp_cpu_kernel *kernel, const dhp_attentio
 }
 
 dhp_status dhp_cpu_forward(const dhp_attention *args, const dhp_executor *executor, dhp_error *error) {
+  const dhp_mask mask = dhp_mask_of(args);
+  if (args->q.dtype == DHP_FLOAT64) {
+    dhp_float64_forward(args, &mask, executor);
+    return DHP_OK;
+  }
   dhp_cpu_kernel kernels[3];
   dhp_cpu_kernels(kernels);
-  const dhp_mask mask = dhp_mask_of(args);
   return dhp_cpu_forward_with(&kernels[0], args, &mask, executor, error);
 }

@@ -18,7 +18,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 C = ROOT / "tests" / "core" / "c"
 CPU = ROOT / "csrc" / "cpu"
-CORE = [*sorted(CPU.glob("*.c")), ROOT / "csrc" / "error.c"]
+CORE = [*sorted(CPU.rglob("*.c")), ROOT / "csrc" / "error.c"]
 SHARED = [C / "check.c", C / "reference.c"]
 
 WARNINGS = ["-Wall", "-Wextra", "-Wpedantic", "-Wshadow", "-Wconversion", "-Werror"]

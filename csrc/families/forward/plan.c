@@ -129,8 +129,9 @@ dhp_status dhp_plan_attention(const dhp_attention *args, dhp_plan *plan, dhp_err
   if (status != DHP_OK) return status;
 
   const int64_t *const q = args->q.size;
-  if (args->q.dtype == DHP_FLOAT32)
-    return dhp_fail(error, DHP_UNSUPPORTED, "q: dtype float32; supported on CUDA: float16, bfloat16");
+  if (args->q.dtype != DHP_FLOAT16 && args->q.dtype != DHP_BFLOAT16)
+    return dhp_fail(error, DHP_UNSUPPORTED, "q: dtype %s; supported on CUDA: float16, bfloat16",
+                    dhp_dtype_name(args->q.dtype));
   const dhp_mask mask = dhp_mask_of(args);
   if (!dhp_mask_is_prefix(&mask)) /* no mask of today; the kernels count visible keys from key 0 */
     return dhp_fail(error, DHP_UNSUPPORTED,

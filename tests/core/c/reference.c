@@ -16,7 +16,8 @@ static format format_of(dhp_dtype dtype) {
   switch (dtype) {
   case DHP_FLOAT16: return (format){5, 10};
   case DHP_BFLOAT16: return (format){8, 7};
-  case DHP_FLOAT32: break;
+  case DHP_FLOAT32:
+  case DHP_FLOAT64: break;
   }
   return (format){8, 23};
 }
@@ -234,7 +235,7 @@ comparison compare(const problem *whole) {
   for (int64_t row = 0; row < n[0] * n[1] * n[2]; row++) {
     const int64_t b = row / (n[1] * n[2]), h = row / n[2] % n[1];
     const int64_t head = (b * key_heads + h / (n[1] / key_heads)) * keys * n[3];
-    compare_row(whole, row % n[2], q + row * n[3], k + head, v + head, out + row * n[3], (double)args->lse[row], p,
+    compare_row(whole, row % n[2], q + row * n[3], k + head, v + head, out + row * n[3], (double)whole->lse[row], p,
                 &result, &totals);
   }
   free(q);

@@ -1,0 +1,179 @@
+/* float64.c - attention and its gradients in float64, one output row at a time. */
+#include "float64.h"
+
+#include <string.h>
+
+#include "../float_mode.h"
+#include "numbers.h"
+
+static double *row_of(const dhp_tensor *t, int64_t b, int64_t h, int64_t s) {
+  return (double *)t->data + b * t->stride[0] + h * t->stride[1] + s * t->stride[2];
+}
+
+/* Four partial sums, each of every fourth product. CT: n is public. */
+static double inner_product(const double *a, const double *b, int64_t n) {
+  double sum[4] = {0.0};
+  int64_t d = 0;
+  for (; d + 4 <= n; d += 4)
+    for (int u = 0; u < 4; u++)
+      sum[u] += a[d + u] * b[d + u];
+  for (; d < n; d++)
+    sum[d % 4] += a[d] * b[d];
+  return (sum[0] + sum[1]) + (sum[2] + sum[3]);
+}
+
+/* to += factor * from. CT: n is public. */
+static void add_multiple(double *to, double factor, const double *from, int64_t n) {
+  for (int64_t d = 0; d < n; d++)
+    to[d] += factor * from[d];
+}
+
+/* row = canonical factor * row. CT: straight-line but for the public n. */
+static void finish_row(double *row, double factor, int64_t n) {
+  for (int64_t d = 0; d < n; d++)
+    row[d] = dhp_ct64_canonical(row[d] * factor);
+}
+
+/* ---- forward --------------------------------------------------------------------------------------------------- */
+
+typedef struct job {
+  const dhp_attention *args;
+  const dhp_backward *backward; /* NULL in a forward */
+  const dhp_mask *mask;
+} job;
+
+/* Row i of head h: once over the keys for the maximum, once more for the sums. CT: what it sees is public. */
+static void forward_row(const job *work, int64_t b, int64_t h, int64_t i) {
+  const dhp_attention *const args = work->args;
+  const int64_t head_dim = args->q.size[3], key_head = h / (args->q.size[1] / args->k.size[1]);
+  const dhp_key_range seen = dhp_mask_row(work->mask, i);
+  const double scale = (double)args->scale, *const q = row_of(&args->q, b, h, i);
+  double *const out = row_of(&args->out, b, h, i), maximum = -__builtin_inf(), sum = 0.0;
+  for (int64_t j = seen.first; j < seen.last; j++)
+    maximum = dhp_ct64_max(maximum, scale * inner_product(q, row_of(&args->k, b, key_head, j), head_dim));
+  const double shift = dhp_ct64_select(dhp_ct64_is_finite(maximum), maximum, 0.0); /* as shift_of of the tile kernel */
+
+  memset(out, 0, (size_t)head_dim * sizeof *out);
+  for (int64_t j = seen.first; j < seen.last; j++) {
+    const double score = scale * inner_product(q, row_of(&args->k, b, key_head, j), head_dim);
+    const double p = dhp_ct64_exp(score - shift);
+    sum += p;
+    add_multiple(out, p, row_of(&args->v, b, key_head, j), head_dim);
+  }
+  const int is_seeing = seen.first < seen.last;
+  if (is_seeing) finish_row(out, dhp_ct64_reciprocal(sum), head_dim);
+  if (args->lse) {
+    double *const lse = (double *)args->lse + (b * args->q.size[1] + h) * args->q.size[2] + i;
+    *lse = is_seeing ? dhp_ct64_canonical(shift + dhp_ct64_log(sum)) : -__builtin_inf();
+  }
+}
+
+/* ---- backward -------------------------------------------------------------------------------------------------- */
+
+/* Query row i of head h. */
+typedef struct query_row {
+  const double *q, *grad_out;
+  double lse, delta;
+} query_row;
+
+/* CT: straight-line. */
+static query_row read_query(const dhp_backward *args, int64_t b, int64_t h, int64_t i) {
+  const dhp_attention *const forward = &args->forward;
+  const int64_t n = (b * forward->q.size[1] + h) * forward->q.size[2] + i, head_dim = forward->q.size[3];
+  const double lse = ((const double *)forward->lse)[n];
+  query_row row = {.q = row_of(&forward->q, b, h, i), .grad_out = row_of(&args->grad_out, b, h, i)};
+  /* An infinite lse is a row of which a score was +inf, or all were -inf: its softmax is NaN. */
+  row.lse = dhp_ct64_select(dhp_ct64_is_finite(lse), lse, __builtin_nan(""));
+  row.delta = inner_product(row.grad_out, row_of(&forward->out, b, h, i), head_dim);
+  if (args->grad_lse) row.delta -= ((const double *)args->grad_lse)[n];
+  return row;
+}
+
+/* CT: straight-line. */
+static double probability(const query_row *row, const double *k, double scale, int64_t head_dim) {
+  return dhp_ct64_exp(scale * inner_product(row->q, k, head_dim) - row->lse);
+}
+
+static void query_gradient(const job *work, int64_t b, int64_t h, int64_t i) {
+  const dhp_attention *const forward = work->args;
+  const int64_t head_dim = forward->q.size[3], key_head = h / (forward->q.size[1] / forward->k.size[1]);
+  const dhp_key_range seen = dhp_mask_row(work->mask, i);
+  const double scale = (double)forward->scale;
+  const query_row row = read_query(work->backward, b, h, i);
+  double *const dq = row_of(&work->backward->dq, b, h, i);
+  memset(dq, 0, (size_t)head_dim * sizeof *dq);
+  for (int64_t j = seen.first; j < seen.last; j++) {
+    const double *const k = row_of(&forward->k, b, key_head, j);
+    const double dp = inner_product(row.grad_out, row_of(&forward->v, b, key_head, j), head_dim);
+    add_multiple(dq, probability(&row, k, scale, head_dim) * (dp - row.delta), k, head_dim);
+  }
+  finish_row(dq, scale, head_dim);
+}
+
+/* dk and dv, where wanted, of key j of key head h, over the heads that read it and the queries that see it. */
+static void key_gradients(const job *work, int64_t b, int64_t h, int64_t j) {
+  const dhp_attention *const forward = work->args;
+  const int64_t head_dim = forward->q.size[3], group = forward->q.size[1] / forward->k.size[1];
+  const dhp_mask by_key = dhp_mask_transposed(work->mask);
+  const dhp_key_range seen = dhp_mask_row(&by_key, j);
+  const double scale = (double)forward->scale;
+  const double *const k = row_of(&forward->k, b, h, j), *const v = row_of(&forward->v, b, h, j);
+  double *const dk = work->backward->dk.data ? row_of(&work->backward->dk, b, h, j) : NULL;
+  double *const dv = work->backward->dv.data ? row_of(&work->backward->dv, b, h, j) : NULL;
+  if (dk) memset(dk, 0, (size_t)head_dim * sizeof *dk);
+  if (dv) memset(dv, 0, (size_t)head_dim * sizeof *dv);
+  for (int64_t query_head = h * group; query_head < (h + 1) * group; query_head++)
+    for (int64_t i = seen.first; i < seen.last; i++) {
+      const query_row row = read_query(work->backward, b, query_head, i);
+      const double p = probability(&row, k, scale, head_dim);
+      if (dv) add_multiple(dv, p, row.grad_out, head_dim);
+      if (dk) add_multiple(dk, p * (inner_product(row.grad_out, v, head_dim) - row.delta), row.q, head_dim);
+    }
+  if (dk) finish_row(dk, scale, head_dim);
+  if (dv) finish_row(dv, 1.0, head_dim);
+}
+
+/* ---- rows of all heads and batches ------------------------------------------------------------------------------ */
+
+static void run_rows(const job *work, const dhp_tensor *t, void (*row)(const job *, int64_t, int64_t, int64_t),
+                     int64_t first, int64_t last) {
+  const dhp_float_mode mode = dhp_float_mode_enter();
+  for (int64_t n = first; n < last; n++)
+    row(work, n / (t->size[1] * t->size[2]), n / t->size[2] % t->size[1], n % t->size[2]);
+  dhp_float_mode_leave(mode);
+}
+
+static void forward_body(void *context, int64_t first, int64_t last) {
+  const job *const work = context;
+  run_rows(work, &work->args->q, forward_row, first, last);
+}
+
+static void query_body(void *context, int64_t first, int64_t last) {
+  const job *const work = context;
+  run_rows(work, &work->args->q, query_gradient, first, last);
+}
+
+static void key_body(void *context, int64_t first, int64_t last) {
+  const job *const work = context;
+  run_rows(work, &work->args->k, key_gradients, first, last);
+}
+
+static void run_all(job *work, const dhp_tensor *t, void (*body)(void *, int64_t, int64_t),
+                    const dhp_executor *executor) {
+  const int64_t count = t->size[0] * t->size[1] * t->size[2];
+  if (executor)
+    executor->run(executor->self, count, body, work);
+  else
+    body(work, 0, count);
+}
+
+void dhp_float64_forward(const dhp_attention *args, const dhp_mask *mask, const dhp_executor *executor) {
+  job work = {args, NULL, mask};
+  run_all(&work, &args->q, forward_body, executor);
+}
+
+void dhp_float64_backward(const dhp_backward *args, const dhp_mask *mask, const dhp_executor *executor) {
+  job work = {&args->forward, args, mask};
+  if (args->dq.data) run_all(&work, &args->forward.q, query_body, executor);
+  if (args->dk.data || args->dv.data) run_all(&work, &args->forward.k, key_body, executor);
+}

@@ -1,0 +1,21 @@
+/*
+ * float64.h - attention and its gradients in float64 on the CPU: to check gradients by differences, not for speed.
+ *
+ * The caller has validated the arguments; 1 <= D. One output row is one unit of work, in plain scalar code without
+ * scratch memory: its sums run in the output itself, over the rows it sees in ascending order, so that its bits depend
+ * on nothing else. Numbers below 2^-1022, float64's smallest normal one, count as zero (cpu/float_mode.h says why).
+ *
+ * CT: instructions and addresses depend on shapes, strides, flags, mask and the executor's partition.
+ */
+#ifndef DHP_FLOAT64_H
+#define DHP_FLOAT64_H
+
+#include "../../mask.h"
+
+/* Non-empty output; Sk may be 0. */
+void dhp_float64_forward(const dhp_attention *args, const dhp_mask *mask, const dhp_executor *executor);
+
+/* The wanted gradients; any length may be 0. */
+void dhp_float64_backward(const dhp_backward *args, const dhp_mask *mask, const dhp_executor *executor);
+
+#endif
