@@ -1,7 +1,7 @@
 """Builds three libraries into the package: host core (C), torch shim (C++), inspection module (pybind11).
 
     libdhp_fa.so      csrc/*.c, csrc/cpu, csrc/cuda, with every cubin embedded; C ABI in csrc/dhp_fa.h
-    libdhp_torch.so   csrc/torch/ops.cpp; LibTorch stable ABI, no Python in it
+    libdhp_torch.so   csrc/torch; LibTorch stable ABI, no Python in it
     _inspect*.so      csrc/python/inspect.cpp
 
 Needs a C and a C++ compiler and torch >= 2.10 (its headers). With nvcc the GPU kernels are built too; without it the
@@ -166,13 +166,13 @@ setup(
         ),
         Extension(
             "dhp_safe_fa.libdhp_torch",
-            sources=["csrc/torch/ops.cpp"],
+            sources=[str(path.relative_to(ROOT)) for path in sorted((ROOT / "csrc" / "torch").glob("*.cpp"))],
             depends=DEPENDS,
             language="c++",
             define_macros=[("TORCH_TARGET_VERSION", TORCH_2_10)],
             extra_compile_args=["-std=c++17", *C_FLAGS],
             # libtorch is kept among the needed libraries although no symbol of it is used: where torch has CUDA, it
-            # leads to libtorch_cuda, where the weak stream function of ops.cpp lives. Not in `libraries`, which come
+            # leads to libtorch_cuda, where the weak stream function of running.cpp lives. Not in `libraries`, which come
             # before these options: a wheel linked against a CPU-only torch would then find no stream elsewhere.
             extra_link_args=["-Wl,--no-as-needed", "-ldhp_fa", "-ltorch", "-ltorch_cpu", "-lc10", "-Wl,-rpath,$ORIGIN"],
         ),

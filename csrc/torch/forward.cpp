@@ -1,0 +1,57 @@
+/*
+ * forward.cpp - attention of torch tensors.
+ */
+#include <cmath>
+
+#include "calls.h"
+#include "running.h"
+
+namespace dhp {
+
+dhp_attention described(const Call &call) {
+  const Tensor &q = call.q;
+  check_same_device("k", call.k, q);
+  check_same_device("v", call.v, q);
+  dhp_attention args{};
+  args.q = describe("q", q);
+  args.k = describe("k", call.k);
+  args.v = describe("v", call.v);
+  args.is_causal = call.options.is_causal;
+  args.causal_offset = call.options.causal_offset;
+  const double usual_scale = 1.0 / std::sqrt(static_cast<double>(args.q.size[3]));
+  args.scale = static_cast<float>(call.options.scale.value_or(usual_scale));
+  return args;
+}
+
+/* Before any memory is spent: what the C core would refuse whatever the layout. */
+static void refuse_unsupported(dhp_attention args, bool on_cuda) {
+  args.q.stride[3] = args.k.stride[3] = args.v.stride[3] = 1; /* as they will be when they are read */
+  args.out = args.q;
+  dhp_error error{};
+  if (dhp_attention_check(&args, on_cuda, &error) != DHP_OK) fail(error.text);
+}
+
+Tensor forward(const Call &call, Tensor *lse) {
+  const Tensor &q = call.q;
+  dhp_attention args = described(call);
+  refuse_unsupported(args, q.is_cuda());
+
+  const Output out("out", q, args.q);
+  std::optional<Tensor> q_copy, k_copy, v_copy;
+  args.q = readable("q", q, args.q, q_copy);
+  args.k = readable("k", call.k, args.k, k_copy);
+  args.v = readable("v", call.v, args.v, v_copy);
+  args.out = out.target();
+  if (lse) {
+    *lse = new_rows(q);
+    args.lse = lse->data_ptr();
+  }
+
+  dhp_error error{};
+  const dhp_status status = q.is_cuda() ? dhp_attention_cuda(&args, q.get_device_index(), current_stream(q), &error)
+                                        : dhp_attention_cpu(&args, &on_torch_threads, &error);
+  if (status != DHP_OK) fail(error.text);
+  return out.finish();
+}
+
+} // namespace dhp

@@ -1,0 +1,153 @@
+/*
+ * tensors.cpp - see tensors.h.
+ */
+#include "tensors.h"
+
+#include <cctype>
+#include <stdexcept>
+
+namespace dhp {
+
+void fail(const std::string &sentence) { throw std::runtime_error(sentence); }
+
+void check(AOTITorchError code) {
+  if (code != AOTI_TORCH_SUCCESS) fail("a call into torch failed; its cause stands above");
+}
+
+Tensor given(const char *name, StableIValue value, const char *shape) {
+  Tensor t = torch::stable::detail::to<Tensor>(value);
+  if (!t.defined()) fail(std::string(name) + ": None; expected a tensor " + shape);
+  return t;
+}
+
+void check_same_device(const char *name, const Tensor &t, const Tensor &q) {
+  if (t.is_cuda() != q.is_cuda() || t.get_device_index() != q.get_device_index())
+    fail(std::string(name) + ": on another device than q; all tensors must be on the same device");
+}
+
+/* ---- what a tensor is -------------------------------------------------------------------------------------------- */
+
+/* As Python calls it. C++ has names of its own for the older dtypes; those of the later ones differ in their case. */
+static std::string dtype_name(ScalarType dtype) {
+  switch (dtype) {
+  case ScalarType::Byte: return "uint8";
+  case ScalarType::Char: return "int8";
+  case ScalarType::Short: return "int16";
+  case ScalarType::Int: return "int32";
+  case ScalarType::Long: return "int64";
+  case ScalarType::Float: return "float32";
+  case ScalarType::Double: return "float64";
+  case ScalarType::ComplexHalf: return "complex32";
+  case ScalarType::ComplexFloat: return "complex64";
+  case ScalarType::ComplexDouble: return "complex128";
+  default: break;
+  }
+  std::string name = torch::headeronly::toString(dtype);
+  for (char &letter : name)
+    letter = static_cast<char>(std::tolower(static_cast<unsigned char>(letter)));
+  return name;
+}
+
+static dhp_dtype dtype_of(const char *name, const Tensor &t) {
+  switch (t.scalar_type()) {
+  case ScalarType::Float: return DHP_FLOAT32;
+  case ScalarType::Half: return DHP_FLOAT16;
+  case ScalarType::BFloat16: return DHP_BFLOAT16;
+  case ScalarType::Double: return DHP_FLOAT64;
+  default:
+    fail(std::string(name) + ": dtype " + dtype_name(t.scalar_type()) +
+         "; supported: float16, bfloat16, and on the CPU float32 and float64");
+  }
+}
+
+dhp_tensor describe(const char *name, const Tensor &t) {
+  if (t.dim() != 4)
+    fail(std::string(name) + ": rank " + std::to_string(t.dim()) + "; expected 4 dimensions [B, H, S, D]");
+  dhp_tensor d{};
+  d.data = t.data_ptr();
+  d.dtype = dtype_of(name, t);
+  for (int i = 0; i < 4; i++) {
+    d.size[i] = t.size(i);
+    d.stride[i] = t.stride(i);
+  }
+  return d;
+}
+
+/* ---- inputs ------------------------------------------------------------------------------------------------------ */
+
+static Tensor contiguous_copy(const Tensor &t) {
+  Tensor copy = torch::stable::new_empty(t, t.sizes());
+  torch::stable::copy_(copy, t);
+  return copy;
+}
+
+static bool runs_in_place(const Tensor &t, const dhp_tensor &d) {
+  return (d.size[3] <= 1 || d.stride[3] == 1) && (!t.is_cuda() || dhp_cuda_layout_supported(&d));
+}
+
+dhp_tensor readable(const char *name, const Tensor &t, const dhp_tensor &d, std::optional<Tensor> &keep) {
+  if (runs_in_place(t, d)) return d;
+  keep = contiguous_copy(t);
+  return describe(name, *keep);
+}
+
+/* ---- outputs ----------------------------------------------------------------------------------------------------- */
+
+/* As empty_like; for the usual layout, without its way through the dispatcher, which costs a small call a tenth. */
+static Tensor empty_like(const Tensor &like, const dhp_tensor &d) {
+  if (!like.is_contiguous()) return torch::stable::empty_like(like);
+  int32_t dtype = 0, device_type = 0;
+  check(aoti_torch_get_dtype(like.get(), &dtype));
+  check(aoti_torch_get_device_type(like.get(), &device_type));
+  AtenTensorHandle out = nullptr;
+  check(aoti_torch_empty_strided(4, d.size, d.stride, dtype, device_type, like.get_device_index(), &out));
+  return Tensor(out);
+}
+
+Output::Output(const char *name, const Tensor &like, const dhp_tensor &d) : result_(empty_like(like, d)) {
+  target_ = describe(name, result_);
+  if (runs_in_place(result_, target_)) return;
+  /* empty_like kept a permuted layout whose innermost dimension is not D */
+  copy_ = torch::stable::new_empty(like, like.sizes());
+  target_ = describe(name, *copy_);
+}
+
+Tensor Output::finish() const {
+  Tensor result = result_;
+  if (copy_) torch::stable::copy_(result, *copy_);
+  return result;
+}
+
+/* ---- one number a query row -------------------------------------------------------------------------------------- */
+
+ScalarType row_dtype(const Tensor &q) {
+  return q.scalar_type() == ScalarType::Double ? ScalarType::Double : ScalarType::Float;
+}
+
+Tensor new_rows(const Tensor &q) {
+  const int64_t sizes[] = {q.size(0), q.size(1), q.size(2)};
+  return torch::stable::new_empty(q, {sizes, 3}, row_dtype(q));
+}
+
+static std::string shape_of(const Tensor &t, int64_t rank) {
+  std::string text = "[";
+  for (int64_t i = 0; i < rank; i++)
+    text += (i ? ", " : "") + std::to_string(t.size(i));
+  return text + "]";
+}
+
+const void *readable_rows(const char *name, const Tensor &t, const Tensor &q, std::optional<Tensor> &keep) {
+  bool agrees = t.dim() == 3;
+  for (int i = 0; agrees && i < 3; i++)
+    agrees = t.size(i) == q.size(i);
+  if (!agrees)
+    fail(std::string(name) + ": shape " + shape_of(t, t.dim()) + "; expected " + shape_of(q, 3) +
+         ", one number for each query row");
+  if (t.scalar_type() != row_dtype(q))
+    fail(std::string(name) + ": dtype " + dtype_name(t.scalar_type()) + "; expected " + dtype_name(row_dtype(q)));
+  if (t.is_contiguous()) return t.data_ptr();
+  keep = contiguous_copy(t);
+  return keep->data_ptr();
+}
+
+} // namespace dhp

@@ -1,0 +1,67 @@
+/*
+ * tensors.h - torch tensors as the plain tensors of dhp_fa.h: what the structs cannot express (rank, device, torch
+ * dtype) is checked, what cannot be read in place is copied, outputs are allocated.
+ *
+ * Everything in this folder is written against LibTorch's stable ABI (2.10), so one build serves every torch from 2.10
+ * on.
+ */
+#ifndef DHP_TORCH_TENSORS_H
+#define DHP_TORCH_TENSORS_H
+
+#include <torch/csrc/stable/ops.h>
+#include <torch/csrc/stable/tensor.h>
+
+#include <optional>
+#include <string>
+
+#include "../dhp_fa.h"
+
+namespace dhp {
+
+using torch::headeronly::ScalarType;
+using torch::stable::Tensor;
+
+/* Throws std::runtime_error; the operator puts its name in front (ops.cpp). */
+[[noreturn]] void fail(const std::string &sentence);
+
+/* torch's C functions report failure by a code, after printing the cause themselves. */
+void check(AOTITorchError code);
+
+/* Python's None arrives as a tensor that is not defined. `shape` says what was expected, in words. */
+Tensor given(const char *name, StableIValue value, const char *shape);
+
+/* On q's device, or refused. */
+void check_same_device(const char *name, const Tensor &t, const Tensor &q);
+
+dhp_tensor describe(const char *name, const Tensor &t);
+
+/* The same input ready to be read; a copy in `keep` if its layout cannot be read in place. */
+dhp_tensor readable(const char *name, const Tensor &t, const dhp_tensor &d, std::optional<Tensor> &keep);
+
+/*
+ * An output that lies as empty_like(like). Where the kernels cannot write such a layout, they write a contiguous
+ * tensor, and finish() copies it over.
+ */
+class Output {
+public:
+  /* `like` as described by `d`. */
+  Output(const char *name, const Tensor &like, const dhp_tensor &d);
+  const dhp_tensor &target() const { return target_; }
+  Tensor finish() const;
+
+private:
+  Tensor result_;
+  std::optional<Tensor> copy_;
+  dhp_tensor target_;
+};
+
+/* One number a query row, as lse is: float64 where q is, else float32. */
+ScalarType row_dtype(const Tensor &q);
+/* [B, Hq, Sq] of that dtype, contiguous. */
+Tensor new_rows(const Tensor &q);
+/* The data of such a tensor, which must agree with q; a copy in `keep` if it is not contiguous. */
+const void *readable_rows(const char *name, const Tensor &t, const Tensor &q, std::optional<Tensor> &keep);
+
+} // namespace dhp
+
+#endif

@@ -1,0 +1,143 @@
+"""Fake kernels: what the operators return and refuse, as far as it is known without data."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dhp_safe_fa._operator.schema import BACKWARD, CPU_MAX_HEAD_DIM, DEFAULTS, DTYPES, LIBRARY, refuse
+
+
+class _Checks:
+    """What csrc/torch and the C core check of one call, in their order and words."""
+
+    def __init__(self, operator: str) -> None:
+        self._operator = operator
+
+    def refuse(self, sentence: str) -> None:
+        refuse(self._operator, sentence)
+
+    def given(self, shape: str, **tensors: Tensor | None) -> None:
+        for name, tensor in tensors.items():
+            if tensor is None:  # the schema's Tensor lets it through
+                self.refuse(f"{name}: None; expected a tensor {shape}")
+
+    def on_device_of(self, q: Tensor, **tensors: Tensor) -> None:
+        for name, tensor in tensors.items():
+            if tensor.device != q.device:
+                self.refuse(f"{name}: on another device than q; all tensors must be on the same device")
+
+    def described(self, **tensors: Tensor) -> None:
+        for name, tensor in tensors.items():
+            if tensor.dim() != 4:
+                self.refuse(f"{name}: rank {tensor.dim()}; expected 4 dimensions [B, H, S, D]")
+            if tensor.dtype not in DTYPES:
+                supported = "float16, bfloat16, and on the CPU float32 and float64"
+                self.refuse(f"{name}: dtype {_dtype(tensor)}; supported: {supported}")
+
+    def call(self, q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float | None, causal_offset: int) -> None:
+        for name, tensor in {"k": k, "v": v}.items():
+            if tensor.dtype != q.dtype:
+                self.refuse(f"{name}: dtype {_dtype(tensor)} differs from q's {_dtype(q)}; q, k and v must agree")
+        shapes = f"(k {list(k.shape)}, q {list(q.shape)})"
+        for dim in range(4):
+            if k.size(dim) != v.size(dim):
+                self.refuse(f"v: shape {list(v.shape)} differs from k's {list(k.shape)}; they must be equal")
+        if k.size(0) != q.size(0):
+            self.refuse(f"k: batch {k.size(0)} differs from q's batch {q.size(0)} {shapes}")
+        if k.size(3) != q.size(3):
+            self.refuse(f"k: head_dim {k.size(3)} differs from q's head_dim {q.size(3)} {shapes}")
+        if q.size(3) < 1:
+            self.refuse(f"q: head_dim 0 in shape {list(q.shape)}; supported: 1 to {CPU_MAX_HEAD_DIM}")
+        if k.size(1) < 1 or q.size(1) % k.size(1) != 0:
+            self.refuse(
+                f"k: {k.size(1)} key heads for {q.size(1)} query heads; "
+                "the number of query heads must be a multiple of it"
+            )
+        if scale is not None and not 0 <= scale < math.inf:
+            self.refuse(f"scale: {scale:g}; supported: finite and not negative")
+        if not is_causal and causal_offset != 0:
+            self.refuse(f"causal_offset: {causal_offset} without is_causal; supported: 0, or is_causal=True with it")
+
+    def like_q(self, q: Tensor, **tensors: Tensor) -> None:
+        for name, tensor in tensors.items():
+            if tensor.dtype != q.dtype:
+                self.refuse(f"{name}: dtype {_dtype(tensor)} differs from q's {_dtype(q)}; they must agree")
+            for dim in range(4):
+                if tensor.size(dim) != q.size(dim):
+                    self.refuse(f"{name}: shape {list(tensor.shape)} differs from q's {list(q.shape)}; they must be equal")
+
+    def rows_of(self, q: Tensor, **tensors: Tensor | None) -> None:
+        for name, tensor in tensors.items():
+            if tensor is None:
+                continue
+            if tensor.dim() != 3 or any(tensor.size(dim) != q.size(dim) for dim in range(3)):
+                expected = f"{list(q.shape[:3])}, one number for each query row"
+                self.refuse(f"{name}: shape {list(tensor.shape)}; expected {expected}")
+            if tensor.dtype != _row_dtype(q):
+                expected = str(_row_dtype(q)).removeprefix("torch.")
+                self.refuse(f"{name}: dtype {_dtype(tensor)}; expected {expected}")
+
+
+def _dtype(tensor: Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def _row_dtype(q: Tensor) -> torch.dtype:
+    return torch.float64 if q.dtype == torch.float64 else torch.float32
+
+
+def _check(q: Tensor, k: Tensor, v: Tensor, *given: Any, **named: Any) -> None:
+    options = DEFAULTS | dict(zip(DEFAULTS, given, strict=False)) | named
+    checks = _Checks("attention")
+    checks.given("[B, H, S, D]", q=q, k=k, v=v)
+    checks.on_device_of(q, k=k, v=v)
+    checks.described(q=q, k=k, v=v)
+    checks.call(q, k, v, **options)
+
+
+@torch.library.register_fake("dhp::attention", lib=LIBRARY)  # type: ignore[untyped-decorator]
+def _attention(q: Tensor, k: Tensor, v: Tensor, *options: object, **named: object) -> Tensor:
+    _check(q, k, v, *options, **named)
+    return torch.empty_like(q)
+
+
+@torch.library.register_fake("dhp::attention_lse", lib=LIBRARY)  # type: ignore[untyped-decorator]
+def _attention_lse(q: Tensor, k: Tensor, v: Tensor, *options: object, **named: object) -> tuple[Tensor, Tensor]:
+    _check(q, k, v, *options, **named)
+    return torch.empty_like(q), q.new_empty(q.shape[:3], dtype=_row_dtype(q))
+
+
+@torch.library.register_fake(f"dhp::{BACKWARD}", lib=LIBRARY)  # type: ignore[untyped-decorator]
+def _backward(
+    grad_out: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    is_causal: bool = False,
+    scale: float | None = None,
+    causal_offset: int = 0,
+    grad_lse: Tensor | None = None,
+    need_dq: bool = True,
+    need_dk: bool = True,
+    need_dv: bool = True,
+) -> tuple[Tensor, Tensor, Tensor]:
+    checks = _Checks(BACKWARD)
+    checks.given("[B, H, S, D]", grad_out=grad_out, out=out)
+    checks.given("[B, H, S]", lse=lse)
+    checks.given("[B, H, S, D]", q=q, k=k, v=v)
+    checks.on_device_of(q, k=k, v=v)
+    checks.described(q=q, k=k, v=v)
+    checks.on_device_of(q, grad_out=grad_out, out=out, lse=lse, **({} if grad_lse is None else {"grad_lse": grad_lse}))
+    checks.described(grad_out=grad_out, out=out)
+    checks.call(q, k, v, is_causal, scale, causal_offset)
+    checks.like_q(q, grad_out=grad_out, out=out)
+    checks.rows_of(q, lse=lse, grad_lse=grad_lse)
+    needed = {"dq": (need_dq, q), "dk": (need_dk, k), "dv": (need_dv, v)}
+    dq, dk, dv = (torch.empty_like(like) if need else q.new_empty([0]) for need, like in needed.values())
+    return dq, dk, dv

@@ -1,0 +1,55 @@
+"""The operators' schemas, and the library with their kernels (csrc/torch), which importing this module loads.
+
+Schemas are defined here because the stable ABI of torch 2.10 cannot set tags from C++.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NoReturn
+
+import torch
+
+# The options of a call as schemas spell them; their order is that of the struct in csrc/torch/calls.h.
+OPTIONS = "bool is_causal=False, float? scale=None, int causal_offset=0"
+# Every operator that computes attention, and what it returns. Autocast, vmap, policies and DTensor's rules go by this
+# list.
+OPERATORS = {"attention": "Tensor", "attention_lse": "(Tensor out, Tensor lse)"}
+# Their derivative. A gradient that is not needed comes as an empty tensor, of size [0].
+BACKWARD = "attention_backward"
+_NEEDED = "Tensor? grad_lse=None, bool need_dq=True, bool need_dk=True, bool need_dv=True"
+
+DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+CPU_MAX_HEAD_DIM = 256  # as in csrc/check.h
+OLDEST_TORCH = (2, 10)  # its stable ABI is what libdhp_torch.so was built for
+
+LIBRARY = torch.library.Library("dhp", "DEF")
+SCHEMAS = [f"{name}(Tensor q, Tensor k, Tensor v, {OPTIONS}) -> {returns}" for name, returns in OPERATORS.items()]
+SCHEMAS.append(
+    f"{BACKWARD}(Tensor grad_out, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, {OPTIONS}, {_NEEDED})"
+    " -> (Tensor dq, Tensor dk, Tensor dv)"
+)
+for _schema in SCHEMAS:
+    LIBRARY.define(_schema, tags=(torch.Tag.pt2_compliant_tag,))
+
+# The options by name, with what they are where a call leaves them out.
+DEFAULTS = {each.name: each.default_value for each in torch.ops.dhp.attention.default._schema.arguments[3:]}
+
+
+def refuse(operator: str, sentence: str) -> NoReturn:
+    """As the library does: RuntimeError, with the operator's name in front."""
+    raise RuntimeError(f"dhp::{operator}: {sentence}")
+
+
+def _load() -> None:
+    path = Path(__file__).parents[1] / "libdhp_torch.so"
+    if not path.exists():
+        raise ImportError(
+            f"{path} is missing: the package is not built. Run `pip install .`, or `make build` in a checkout."
+        )
+    if tuple(map(int, torch.__version__.split(".")[:2])) < OLDEST_TORCH:  # would end in an undefined symbol
+        raise ImportError(f"torch {torch.__version__}; supported: 2.10 and newer. Run `pip install 'torch>=2.10'`.")
+    torch.ops.load_library(str(path))
+
+
+_load()
