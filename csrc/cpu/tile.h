@@ -18,7 +18,10 @@ enum {
   DHP_CPU_PITCH_Q = DHP_CPU_TILE_Q + 16
 };
 
-/* Working memory of one thread; all of it may hold secrets. Rows are indexed by d, key or query as the names say. */
+/*
+ * Working memory of one thread; all of it may hold secrets. Rows are indexed by d, key or query as the names say; where
+ * a backward computes gradients of keys, keys and queries have changed places, and so have k and q, v and grad_out.
+ */
 typedef struct dhp_cpu_scratch {
   float q[DHP_CPU_MAX_D][DHP_CPU_PITCH_Q];        /* q scaled and transposed: a vector holds one d of many queries */
   float k[DHP_CPU_TILE_K][DHP_CPU_PITCH_D];       /* [key][d] */
@@ -26,10 +29,14 @@ typedef struct dhp_cpu_scratch {
   float p[DHP_CPU_TILE_K][DHP_CPU_PITCH_Q];       /* scores, then probabilities: [key][query] */
   float out[DHP_CPU_TILE_Q][DHP_CPU_PITCH_D];     /* sum of p v: [query][d] */
   float partial[DHP_CPU_TILE_Q][DHP_CPU_PITCH_D]; /* the present key tile's part of it */
+  float g[DHP_CPU_MAX_D][DHP_CPU_PITCH_Q];        /* backward: grad_out transposed */
+  float ds[DHP_CPU_TILE_K][DHP_CPU_PITCH_Q];      /* backward: grad_out v, then the gradient of the scores */
+  float dv[DHP_CPU_TILE_Q][DHP_CPU_PITCH_D];      /* backward: dv, beside dk in out */
   float maximum[DHP_CPU_TILE_Q];                  /* running maximum of the scores, which come in units of log(2) */
   float sum[DHP_CPU_TILE_Q];                      /* sum of p */
   float rescale[DHP_CPU_TILE_Q];                  /* 2^(old maximum - new maximum) */
   float lse[DHP_CPU_TILE_Q];
+  float delta[DHP_CPU_TILE_Q];
   float edge[16]; /* the vector in which a row of q, k, v or out ends: 64 bytes */
 } dhp_cpu_scratch;
 
@@ -42,17 +49,62 @@ typedef struct dhp_cpu_rows {
   int count;           /* 1 to DHP_CPU_TILE_Q */
 } dhp_cpu_rows;
 
+/* One unit of work of a backward: rows of a query head, or of a key head. All of it is public but what lies behind. */
+typedef struct dhp_cpu_gradient_rows {
+  const dhp_backward *args;
+  const dhp_mask *mask; /* what a query sees for rows of a query head; what sees a key for rows of a key head */
+  float *lse, *delta;   /* [B, Hq, Sq]: of the forward, NaN where it is not finite; rowsum(grad_out * out) - grad_lse */
+  int64_t batch, head, first;
+  int count; /* 1 to DHP_CPU_TILE_Q */
+} dhp_cpu_gradient_rows;
+
+/* CT, all functions: control flow and addresses depend on *rows alone. */
 typedef struct dhp_cpu_kernel {
   const char *instructions;
-  /* Writes out and lse of these rows. CT: control flow and addresses depend on *rows alone. */
+  /* Writes out and lse of these rows. */
   void (*attend)(const dhp_cpu_rows *rows, dhp_cpu_scratch *scratch);
+  /* Writes lse and delta of these rows of queries, for the two functions that follow. */
+  void (*sum_rows)(const dhp_cpu_gradient_rows *rows, dhp_cpu_scratch *scratch);
+  /* Writes dq of these rows of queries. */
+  void (*query_gradient)(const dhp_cpu_gradient_rows *rows, dhp_cpu_scratch *scratch);
+  /* Writes dk and dv, where wanted, of these rows of keys, over all heads that read them. */
+  void (*key_gradients)(const dhp_cpu_gradient_rows *rows, dhp_cpu_scratch *scratch);
 } dhp_cpu_kernel;
 
 #if defined(__x86_64__)
-void dhp_cpu_attend_avx512(const dhp_cpu_rows *rows, dhp_cpu_scratch *scratch);
-void dhp_cpu_attend_avx2(const dhp_cpu_rows *rows, dhp_cpu_scratch *scratch);
+extern const dhp_cpu_kernel dhp_cpu_avx512, dhp_cpu_avx2;
 #endif
-void dhp_cpu_attend_baseline(const dhp_cpu_rows *rows, dhp_cpu_scratch *scratch);
+extern const dhp_cpu_kernel dhp_cpu_baseline;
+
+/* ---- running (work.c) ------------------------------------------------------------------------------------------- */
+
+/* Units [0, count) of one kind, in any order and partition. */
+typedef struct dhp_cpu_work {
+  void (*unit)(const void *context, int64_t index, dhp_cpu_scratch *scratch);
+  const void *context;
+  int64_t count;
+} dhp_cpu_work;
+
+/* How much of the scratch memory a call can have written: tells what has to be wiped. */
+typedef struct dhp_cpu_extent {
+  int64_t queries, keys, head_dim;
+  int is_backward;
+} dhp_cpu_extent;
+
+/*
+ * Runs n kinds of work one after another, each over the executor (NULL: in the calling thread), in the floating-point
+ * state of float_mode.h. Fails with DHP_OUT_OF_MEMORY alone, before the first unit.
+ */
+dhp_status dhp_cpu_run(const dhp_cpu_work *work, int n, const dhp_cpu_extent *extent, const dhp_executor *executor,
+                       dhp_error *error);
+
+/*
+ * Which tile of a head is the one in place `step` of an order that evens a partition out: first, last, second, last but
+ * one, ... Under a causal mask tiles cost more the later they are (of queries), or the earlier (of keys).
+ */
+static inline int64_t dhp_cpu_tile_at(int64_t step, int64_t tiles) {
+  return step % 2 ? tiles - 1 - step / 2 : step / 2;
+}
 
 /* The kernels this CPU can run, best first, and how many (1 to 3); dhp_cpu_forward uses the first. */
 int dhp_cpu_kernels(dhp_cpu_kernel kernels[3]);
@@ -60,5 +112,8 @@ int dhp_cpu_kernels(dhp_cpu_kernel kernels[3]);
 /* dhp_cpu_forward with a chosen kernel, and any mask of the call's lengths in place of the one that args ask for. */
 dhp_status dhp_cpu_forward_with(const dhp_cpu_kernel *kernel, const dhp_attention *args, const dhp_mask *mask,
                                 const dhp_executor *executor, dhp_error *error);
+/* The same of dhp_cpu_backward. */
+dhp_status dhp_cpu_backward_with(const dhp_cpu_kernel *kernel, const dhp_backward *args, const dhp_mask *mask,
+                                 const dhp_executor *executor, dhp_error *error);
 
 #endif

@@ -16,7 +16,8 @@
 #define DHP_SCORE_VECTORS 2
 #define DHP_VALUE_ROWS 6
 #define DHP_VALUE_VECTORS 2
-#define DHP_ATTEND dhp_cpu_attend_avx2
+#define DHP_CPU_KERNEL dhp_cpu_avx2
+#define DHP_INSTRUCTIONS "avx2"
 #include "tile_impl.h"
 
 #if defined(__clang__)

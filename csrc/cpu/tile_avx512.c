@@ -16,7 +16,8 @@
 #define DHP_SCORE_VECTORS 4
 #define DHP_VALUE_ROWS 4
 #define DHP_VALUE_VECTORS 4
-#define DHP_ATTEND dhp_cpu_attend_avx512
+#define DHP_CPU_KERNEL dhp_cpu_avx512
+#define DHP_INSTRUCTIONS "avx512"
 #include "tile_impl.h"
 
 #if defined(__clang__)

@@ -9,5 +9,6 @@
 #define DHP_SCORE_VECTORS 2
 #define DHP_VALUE_ROWS 6
 #define DHP_VALUE_VECTORS 2
-#define DHP_ATTEND dhp_cpu_attend_baseline
+#define DHP_CPU_KERNEL dhp_cpu_baseline
+#define DHP_INSTRUCTIONS "baseline"
 #include "tile_impl.h"

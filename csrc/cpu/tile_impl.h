@@ -5,7 +5,7 @@
  *   DHP_CT_LANES, DHP_CT_FMA             floats in a vector register, and their multiply-add if there is one (ct.h),
  *   DHP_SCORE_KEYS, DHP_SCORE_VECTORS    the register block of scores: keys (a divisor of DHP_CPU_TILE_K) and vectors,
  *   DHP_VALUE_ROWS, DHP_VALUE_VECTORS    the register block of p v: query rows and vectors,
- *   DHP_ATTEND                           the name of the function.
+ *   DHP_CPU_KERNEL, DHP_INSTRUCTIONS     the name of the kernel in C, and in words.
  *
  * Scores are computed as S^T = K Q^T, a vector of queries times one element of k: what belongs to one query stays in
  * one lane from its scores to its sum, in an order that depends on the key index alone. So there is no reduction across
@@ -17,13 +17,13 @@
 #include "tile_rows.h"
 #include "tile_scores.h"
 #include "tile_values.h"
+#include "backward/tile_gradients.h"
 
 /* out / sum and lse. Rows that see no key (public) get 0 and -inf. */
 static void write_results(const dhp_cpu_rows *rows, const dhp_key_range seen[DHP_CPU_TILE_Q], int queries,
                           dhp_cpu_scratch *scratch) {
   const dhp_attention *const args = rows->args;
   const dhp_tensor *const out = &args->out;
-  const int head_dim = (int)out->size[3];
   const lanes_f32 ln2 = dhp_ct_splat(0.69314718f);
   for (int query = 0; query < queries; query += LANES) {
     const lanes_f32 sum = load(&scratch->sum[query]);
@@ -32,17 +32,12 @@ static void write_results(const dhp_cpu_rows *rows, const dhp_key_range seen[DHP
     store(&scratch->rescale[query], dhp_ct_reciprocal(sum)); /* of a zero sum: inf, and 0 * inf is the NaN of 0 / 0 */
   }
   for (int i = 0; i < rows->count; i++) {
-    const lanes_f32 factor = dhp_ct_splat(scratch->rescale[i]);
     char *const row = row_pointer(out, rows->batch, rows->head, rows->first + i);
     if (seen[i].first == seen[i].last) {
-      memset(row, 0, (size_t)head_dim * element_size(out->dtype));
+      memset(row, 0, (size_t)out->size[3] * element_size(out->dtype));
       scratch->lse[i] = -__builtin_inff();
-    } else if (out->dtype == DHP_FLOAT32) {
-      write_row(row, scratch->out[i], factor, head_dim, DHP_FLOAT32, scratch);
-    } else if (out->dtype == DHP_FLOAT16) {
-      write_row(row, scratch->out[i], factor, head_dim, DHP_FLOAT16, scratch);
     } else {
-      write_row(row, scratch->out[i], factor, head_dim, DHP_BFLOAT16, scratch);
+      write_row(row, scratch->out[i], scratch->rescale[i], out, scratch);
     }
   }
   if (args->lse) {
@@ -51,26 +46,26 @@ static void write_results(const dhp_cpu_rows *rows, const dhp_key_range seen[DHP
   }
 }
 
-void DHP_ATTEND(const dhp_cpu_rows *rows, dhp_cpu_scratch *scratch) {
+static void attend(const dhp_cpu_rows *rows, dhp_cpu_scratch *scratch) {
   const dhp_attention *const args = rows->args;
   const int head_dim = (int)args->q.size[3];
   const int width = round_up(head_dim, LANES), queries = round_up(rows->count, LANES);
   const int64_t key_head = rows->head / (args->q.size[1] / args->k.size[1]);
 
-  read_queries(rows, queries, scratch);
+  read_lanes(scratch->q, &args->q, rows->batch, rows->head, rows->first, rows->count, scale2_of(args), scratch);
   for (int i = 0; i < queries; i += LANES) {
     store(scratch->maximum + i, dhp_ct_splat(-__builtin_inff()));
     store(scratch->sum + i, dhp_ct_splat(0.f));
   }
-  for (int i = 0; i < rows->count; i++)
-    for (int d = 0; d < width; d += LANES)
-      store(scratch->out[i] + d, dhp_ct_splat(0.f));
+  clear_rows(scratch->out, rows->count, width);
 
   dhp_key_range seen[DHP_CPU_TILE_Q] = {{0, 0}}; /* lanes without a row, in the last vector, copy the last row */
   for (int i = 0; i < queries; i++)
     seen[i] = dhp_mask_row(rows->mask, rows->first + (i < rows->count ? i : rows->count - 1));
   const int64_t last = seen[rows->count - 1].last; /* no row sees a key from here on, or before the first row's first */
 
+  const tile_scores scores = {scratch->p, scratch->q, scratch->k};
+  const tile_values values = {scratch->out, scratch->partial, scratch->p, scratch->v, scratch->rescale};
   /* Tiles begin at multiples of their size, so that a row's sums are grouped alike whatever its neighbours see. */
   for (int64_t start = seen[0].first / DHP_CPU_TILE_K * DHP_CPU_TILE_K; start < last; start += DHP_CPU_TILE_K) {
     const int n = last - start < DHP_CPU_TILE_K ? (int)(last - start) : DHP_CPU_TILE_K;
@@ -80,10 +75,12 @@ void DHP_ATTEND(const dhp_cpu_rows *rows, dhp_cpu_scratch *scratch) {
     for (int i = n; i < round_up(n, SCORE_KEYS); i++)
       memset(scratch->k[i], 0, sizeof scratch->k[i]);
 
-    compute_scores(scratch, queries, n, head_dim);
+    compute_scores(scores, queries, n, head_dim);
     hide_scores(scratch, &keys, queries, round_up(n, 4));
     softmax(scratch, queries, round_up(n, 4));
-    add_values(scratch, &keys, rows->count, width);
+    add_values(&values, &keys, rows->count, width);
   }
   write_results(rows, seen, queries, scratch);
 }
+
+const dhp_cpu_kernel DHP_CPU_KERNEL = {DHP_INSTRUCTIONS, attend, sum_rows, query_gradient, key_gradients};

@@ -45,8 +45,9 @@ DHP_CT void read_row(float *to, const char *row, int head_dim, dhp_dtype dtype, 
   }
 }
 
-DHP_CT void write_row(char *row, const float *from, lanes_f32 factor, int head_dim, dhp_dtype dtype,
-                      dhp_cpu_scratch *scratch) {
+/* A row of D elements from float32, times a factor. */
+DHP_CT void write_elements(char *row, const float *from, lanes_f32 factor, int head_dim, dhp_dtype dtype,
+                           dhp_cpu_scratch *scratch) {
   const size_t size = element_size(dtype);
   int d = 0;
   for (; d + LANES <= head_dim; d += LANES)
@@ -55,6 +56,25 @@ DHP_CT void write_row(char *row, const float *from, lanes_f32 factor, int head_d
     narrow(scratch->edge, load(from + d) * factor, dtype);
     memcpy(row + (size_t)d * size, scratch->edge, (size_t)(head_dim - d) * size);
   }
+}
+
+/* The choice of dtype gives each its own loop. */
+static void write_row(char *row, const float *from, float factor, const dhp_tensor *t, dhp_cpu_scratch *scratch) {
+  const int head_dim = (int)t->size[3];
+  const lanes_f32 factors = dhp_ct_splat(factor);
+  if (t->dtype == DHP_FLOAT32)
+    write_elements(row, from, factors, head_dim, DHP_FLOAT32, scratch);
+  else if (t->dtype == DHP_FLOAT16)
+    write_elements(row, from, factors, head_dim, DHP_FLOAT16, scratch);
+  else
+    write_elements(row, from, factors, head_dim, DHP_BFLOAT16, scratch);
+}
+
+/* n rows of zeros. */
+static void clear_rows(float (*rows)[DHP_CPU_PITCH_D], int n, int width) {
+  for (int i = 0; i < n; i++)
+    for (int d = 0; d < width; d += LANES)
+      store(rows[i] + d, dhp_ct_splat(0.f));
 }
 
 /* n rows from row s on, as [n][DHP_CPU_PITCH_D]. The choice of dtype gives each its own loop. */
@@ -72,16 +92,18 @@ static void read_rows(float (*to)[DHP_CPU_PITCH_D], const dhp_tensor *t, int64_t
   }
 }
 
-/* q of these rows times scale * log2(e) (e^x = 2^(x log2(e))), transposed; lanes without a row hold zeros. */
-static void read_queries(const dhp_cpu_rows *rows, int queries, dhp_cpu_scratch *scratch) {
-  const dhp_tensor *const q = &rows->args->q;
-  const int head_dim = (int)q->size[3];
-  const float scale2 = (float)((double)rows->args->scale * 1.4426950408889634);
-  read_rows(scratch->partial, q, rows->batch, rows->head, rows->first, rows->count, scratch);
+/* What scores are multiplied with so that 2^score is wanted: e^x = 2^(x log2(e)). */
+static float scale2_of(const dhp_attention *args) { return (float)((double)args->scale * 1.4426950408889634); }
+
+/* n rows from row s on times a public factor, transposed: [d][DHP_CPU_PITCH_Q]; lanes without a row hold zeros. */
+static void read_lanes(float (*to)[DHP_CPU_PITCH_Q], const dhp_tensor *t, int64_t b, int64_t h, int64_t s, int n,
+                       float factor, dhp_cpu_scratch *scratch) {
+  const int head_dim = (int)t->size[3], lanes = round_up(n, LANES);
+  read_rows(scratch->partial, t, b, h, s, n, scratch);
   for (int d = 0; d < head_dim; d++) {
-    store(scratch->q[d] + queries - LANES, dhp_ct_splat(0.f)); /* lanes without a row are in the last vector */
-    for (int i = 0; i < rows->count; i++)
-      scratch->q[d][i] = scratch->partial[i][d] * scale2;
+    store(to[d] + lanes - LANES, dhp_ct_splat(0.f)); /* lanes without a row are in the last vector */
+    for (int i = 0; i < n; i++)
+      to[d][i] = scratch->partial[i][d] * factor;
   }
 }
 

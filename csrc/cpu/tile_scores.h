@@ -4,43 +4,50 @@
 
 #include "tile_keys.h"
 
+/* Scores p[key][query] = <q[..][query], k[key]>: queries in the lanes. A backward has other rows in these places. */
+typedef struct tile_scores {
+  float (*p)[DHP_CPU_PITCH_Q]; /* [key][query] */
+  float (*q)[DHP_CPU_PITCH_Q]; /* [d][query] */
+  float (*k)[DHP_CPU_PITCH_D]; /* [key][d] */
+} tile_scores;
+
 /*
  * Adds the part [from, to) of the inner products of SCORE_KEYS keys and `vectors` vectors of queries, summed in
  * registers, to the scores, or writes it in their place if it is fresh: the first part. CT: bounds are public.
  */
 /* clang-format off */
-DHP_CT void score_block(dhp_cpu_scratch *scratch, int query, int key, int from, int to, int is_fresh, const int vectors) {
+DHP_CT void score_block(tile_scores tile, int query, int key, int from, int to, int is_fresh, const int vectors) {
   lanes_f32 s[SCORE_KEYS][SCORE_VECTORS];
   UNROLL for (int j = 0; j < SCORE_KEYS; j++)
     UNROLL for (int i = 0; i < vectors; i++) s[j][i] = dhp_ct_splat(0.f);
   for (int d = from; d < to; d++) {
     lanes_f32 q[SCORE_VECTORS];
-    UNROLL for (int i = 0; i < vectors; i++) q[i] = load(&scratch->q[d][query + i * LANES]);
+    UNROLL for (int i = 0; i < vectors; i++) q[i] = load(&tile.q[d][query + i * LANES]);
     UNROLL for (int j = 0; j < SCORE_KEYS; j++) {
-      const lanes_f32 k = dhp_ct_splat(scratch->k[key + j][d]);
+      const lanes_f32 k = dhp_ct_splat(tile.k[key + j][d]);
       UNROLL for (int i = 0; i < vectors; i++) s[j][i] = dhp_ct_fma(k, q[i], s[j][i]);
     }
   }
   UNROLL for (int j = 0; j < SCORE_KEYS; j++)
     UNROLL for (int i = 0; i < vectors; i++) {
-      float *const p = &scratch->p[key + j][query + i * LANES];
+      float *const p = &tile.p[key + j][query + i * LANES];
       store(p, is_fresh ? s[j][i] : load(p) + s[j][i]);
     }
 }
 /* clang-format on */
 
 /* Scores of all queries and the tile's first n keys, and of the (zero) keys up to the next whole block: unused. */
-static void compute_scores(dhp_cpu_scratch *scratch, int queries, int n, int head_dim) {
+static void compute_scores(tile_scores tile, int queries, int n, int head_dim) {
   const int block = SCORE_VECTORS * LANES;
   for (int from = 0; from < head_dim; from += DHP_CPU_TILE_D) {
     const int to = head_dim - from < DHP_CPU_TILE_D ? head_dim : from + DHP_CPU_TILE_D;
     int query = 0;
     for (; query + block <= queries; query += block)
       for (int key = 0; key < n; key += SCORE_KEYS)
-        score_block(scratch, query, key, from, to, from == 0, SCORE_VECTORS);
+        score_block(tile, query, key, from, to, from == 0, SCORE_VECTORS);
     for (; query < queries; query += LANES)
       for (int key = 0; key < n; key += SCORE_KEYS)
-        score_block(scratch, query, key, from, to, from == 0, 1);
+        score_block(tile, query, key, from, to, from == 0, 1);
   }
 }
 

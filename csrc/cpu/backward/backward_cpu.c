@@ -1,55 +1,79 @@
-/* backward_cpu.c - gradients on the CPU: through float64 copies of the tensors. */
+/*
+ * backward_cpu.c - the gradients of attention on the CPU: the units of work, and the two sums a query row that all of
+ * them need.
+ *
+ * Nothing here reads an element of a tensor.
+ */
 #include "backward_cpu.h"
 
 #include <stdlib.h>
 
+#include "../../ct.h"
 #include "../../error.h"
-#include "../convert.h"
 #include "../float64/float64.h"
+#include "../tile.h"
 
-static size_t elements(const dhp_tensor *t) { return (size_t)(t->size[0] * t->size[1] * t->size[2] * t->size[3]); }
+typedef struct backward_work {
+  const dhp_cpu_kernel *kernel;
+  const dhp_backward *args;
+  dhp_mask mask;        /* by query, or by key */
+  float *lse, *delta;   /* see dhp_cpu_gradient_rows */
+  const dhp_tensor *of; /* q or k: whose rows are divided into units */
+  int64_t tiles;        /* of one head */
+} backward_work;
 
-static size_t offset(const dhp_tensor *t, size_t n) {
-  const size_t d = n % (size_t)t->size[3], s = n / (size_t)t->size[3];
-  const size_t row = s % (size_t)t->size[2], h = s / (size_t)t->size[2];
-  return (h / (size_t)t->size[1]) * (size_t)t->stride[0] + h % (size_t)t->size[1] * (size_t)t->stride[1] +
-         row * (size_t)t->stride[2] + d;
+static int64_t tiles_of(const dhp_tensor *t) { return (t->size[2] + DHP_CPU_TILE_Q - 1) / DHP_CPU_TILE_Q; }
+
+static dhp_cpu_gradient_rows rows_of(const backward_work *work, int64_t index) {
+  const int64_t *const size = work->of->size, head = index / work->tiles;
+  const int64_t row = dhp_cpu_tile_at(index % work->tiles, work->tiles) * DHP_CPU_TILE_Q, left = size[2] - row;
+  return (dhp_cpu_gradient_rows){.args = work->args,
+                                 .mask = &work->mask,
+                                 .lse = work->lse,
+                                 .delta = work->delta,
+                                 .batch = head / size[1],
+                                 .head = head % size[1],
+                                 .first = row,
+                                 .count = left < DHP_CPU_TILE_Q ? (int)left : DHP_CPU_TILE_Q};
 }
 
-/* Contiguous, float64, holding 0. */
-static int make_copy(const dhp_tensor *t, dhp_tensor *copy) {
-  *copy = *t;
-  copy->dtype = DHP_FLOAT64;
-  copy->stride[3] = 1;
-  for (int i = 2; i >= 0; i--)
-    copy->stride[i] = copy->stride[i + 1] * copy->size[i + 1];
-  copy->data = calloc(elements(t) + 1, sizeof(double));
-  return copy->data != NULL;
+static void sum_tile(const void *context, int64_t index, dhp_cpu_scratch *scratch) {
+  const backward_work *const work = context;
+  const dhp_cpu_gradient_rows rows = rows_of(work, index);
+  work->kernel->sum_rows(&rows, scratch);
 }
 
-static void widen(const dhp_tensor *t, const dhp_tensor *copy) {
-  for (size_t n = 0; n < elements(t); n++) {
-    const size_t at = offset(t, n);
-    double *const to = (double *)copy->data + n;
-    if (t->dtype == DHP_FLOAT32)
-      *to = (double)((const float *)t->data)[at];
-    else if (t->dtype == DHP_FLOAT16)
-      *to = (double)dhp_float16_to_float32(((const uint16_t *)t->data)[at]);
-    else
-      *to = (double)dhp_bfloat16_to_float32(((const uint16_t *)t->data)[at]);
-  }
+static void query_tile(const void *context, int64_t index, dhp_cpu_scratch *scratch) {
+  const backward_work *const work = context;
+  const dhp_cpu_gradient_rows rows = rows_of(work, index);
+  work->kernel->query_gradient(&rows, scratch);
 }
 
-static void narrow(const dhp_tensor *t, const dhp_tensor *copy) {
-  for (size_t n = 0; n < elements(t); n++) {
-    const size_t at = offset(t, n);
-    const float x = dhp_ct_canonical((float)((const double *)copy->data)[n]);
-    if (t->dtype == DHP_FLOAT32)
-      ((float *)t->data)[at] = x;
-    else
-      ((uint16_t *)t->data)[at] =
-          (uint16_t)(t->dtype == DHP_FLOAT16 ? dhp_float32_to_float16(x) : dhp_float32_to_bfloat16(x));
-  }
+static void key_tile(const void *context, int64_t index, dhp_cpu_scratch *scratch) {
+  const backward_work *const work = context;
+  const dhp_cpu_gradient_rows rows = rows_of(work, index);
+  work->kernel->key_gradients(&rows, scratch);
+}
+
+dhp_status dhp_cpu_backward_with(const dhp_cpu_kernel *kernel, const dhp_backward *args, const dhp_mask *mask,
+                                 const dhp_executor *executor, dhp_error *error) {
+  const dhp_tensor *const q = &args->forward.q, *const k = &args->forward.k;
+  const size_t alignment = 64, query_rows = (size_t)(q->size[0] * q->size[1] * q->size[2]); /* 64: a cache line */
+  const size_t size = (2 * query_rows * sizeof(float) / alignment + 1) * alignment;
+  float *const sums = aligned_alloc(alignment, size);
+  if (!sums) return dhp_fail(error, DHP_OUT_OF_MEMORY, "no memory for two sums a query row, %zu bytes", size);
+
+  const backward_work queries = {kernel, args, *mask, sums, sums + query_rows, q, tiles_of(q)};
+  const backward_work keys = {kernel, args, dhp_mask_transposed(mask), sums, sums + query_rows, k, tiles_of(k)};
+  const int64_t query_tiles = q->size[0] * q->size[1] * queries.tiles, key_tiles = k->size[0] * k->size[1] * keys.tiles;
+  const dhp_cpu_work work[] = {{sum_tile, &queries, query_tiles},
+                               {query_tile, &queries, args->dq.data ? query_tiles : 0},
+                               {key_tile, &keys, args->dk.data || args->dv.data ? key_tiles : 0}};
+  const dhp_cpu_extent extent = {q->size[2], k->size[2], q->size[3], 1};
+  const dhp_status status = dhp_cpu_run(work, 3, &extent, executor, error);
+  dhp_ct_wipe(sums, size);
+  free(sums);
+  return status;
 }
 
 dhp_status dhp_cpu_backward(const dhp_backward *args, const dhp_executor *executor, dhp_error *error) {
@@ -58,33 +82,7 @@ dhp_status dhp_cpu_backward(const dhp_backward *args, const dhp_executor *execut
     dhp_float64_backward(args, &mask, executor);
     return DHP_OK;
   }
-  dhp_backward wide = *args;
-  const dhp_tensor *const tensors[] = {&args->forward.q, &args->forward.k, &args->forward.v, &args->forward.out,
-                                       &args->grad_out,  &args->dq,        &args->dk,        &args->dv};
-  dhp_tensor *const copies[] = {&wide.forward.q, &wide.forward.k, &wide.forward.v, &wide.forward.out,
-                                &wide.grad_out,  &wide.dq,        &wide.dk,        &wide.dv};
-  const dhp_tensor *const q = &args->forward.q;
-  const size_t rows = (size_t)(q->size[0] * q->size[1] * q->size[2]);
-  double *const lse = malloc((rows + 1) * sizeof *lse), *const grad_lse = malloc((rows + 1) * sizeof *grad_lse);
-  int made = lse && grad_lse;
-  for (int i = 0; i < 8; i++)
-    if (tensors[i]->data && made) made = make_copy(tensors[i], copies[i]);
-  if (!made) return dhp_fail(error, DHP_OUT_OF_MEMORY, "no memory for float64 copies");
-  for (size_t i = 0; i < rows; i++) {
-    lse[i] = (double)((const float *)args->forward.lse)[i];
-    if (args->grad_lse) grad_lse[i] = (double)((const float *)args->grad_lse)[i];
-  }
-  wide.forward.lse = lse;
-  if (args->grad_lse) wide.grad_lse = grad_lse;
-  for (int i = 0; i < 5; i++)
-    widen(tensors[i], copies[i]);
-  dhp_float64_backward(&wide, &mask, executor);
-  for (int i = 0; i < 8; i++)
-    if (tensors[i]->data) {
-      if (i >= 5) narrow(tensors[i], copies[i]);
-      free(copies[i]->data);
-    }
-  free(lse);
-  free(grad_lse);
-  return DHP_OK;
+  dhp_cpu_kernel kernels[3];
+  dhp_cpu_kernels(kernels);
+  return dhp_cpu_backward_with(&kernels[0], args, &mask, executor, error);
 }
