@@ -1,4 +1,4 @@
-"""The kernels of the backward as subjects, with a plan and an operator that are made up."""
+"""The kernels of the backward as subjects, with a table of kernels and an operator that are made up."""
 
 from __future__ import annotations
 
@@ -12,34 +12,22 @@ from dhp_safe_fa import _inspect
 from dhp_safe_fa.gates import gradients, subjects
 from dhp_safe_fa.gates.families import backward, delta
 from dhp_safe_fa.gates.inputs import Shape
-from dhp_safe_fa.gates.tools import NotRun
 
-DELTA = {"kernel": "delta_bf16", "entry": "dhp_attention_delta"}
-# part -> names of the kernels that compute it; those of head_dim 256 have a kernel for each gradient
-KERNELS = {"dk dv": "bwd_dkdv", "dq": "bwd_dq", "dk": "bwd_dk", "dv": "bwd_dv"}
+PARTS = {64: ("dk dv", "dq"), 128: ("dk dv", "dq"), 256: ("dk", "dv", "dq")}
 
 
 def kernel(part: str, head_dim: int = 128) -> dict[str, Any]:
-    family = "delta" if part == "delta" else "backward"
-    one = DELTA if part == "delta" else {"kernel": KERNELS[part], "entry": "dhp_attention_bwd"}
-    return {"name": one["kernel"], "entry": one["entry"], "family": family, "part": part, "head_dim": head_dim,
-            "dtype": "bfloat16", "cubin_sha256": "0"}  # fmt: skip
+    family, entry = ("delta", "dhp_attention_delta") if part == "delta" else ("backward", "dhp_attention_bwd")
+    return {"name": f"{part.replace(' ', '')}_{head_dim}", "entry": entry, "family": family, "part": part,
+            "head_dim": head_dim, "dtype": "bfloat16", "cubin_sha256": "0"}  # fmt: skip
 
 
-def plan_backward(
-    q: Any, k: Any, dtype: str, is_causal: bool, offset: int, *, need_dq: bool, need_dk: bool, need_dv: bool
-) -> list[dict[str, Any]]:
-    assert dtype == "bfloat16" and offset == 0
-    parts = [name for name, need in {"dk": need_dk, "dv": need_dv}.items() if need]
-    if parts and q[3] <= 128:
-        parts = ["dk dv"]
-    parts += ["dq"] if need_dq else []
-    return [DELTA, *({"kernel": KERNELS[part], "entry": "dhp_attention_bwd"} for part in parts)]
+KERNELS = [kernel(part, head_dim) for head_dim, parts in PARTS.items() for part in ("delta", *parts)]
 
 
 @pytest.fixture(autouse=True)
-def planned(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_inspect, "plan_backward", plan_backward, raising=False)
+def shipped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_inspect, "kernels", lambda: [{"family": "forward"}, *KERNELS])
 
 
 @pytest.mark.parametrize(
@@ -62,13 +50,22 @@ def test_a_kernel_is_reached_by_the_gradients_it_computes(part: str, head_dim: i
 
 
 def test_a_kernel_that_no_call_launches_says_so() -> None:
-    found = subjects._of_family(kernel("dk dv", 256))
+    found = subjects._of_family({**kernel("dq", 256), "name": "another"})
     assert not found.shapes and "no shape was found" in found.why_not
 
 
-def test_a_function_that_a_call_launches_twice_is_not_told_apart() -> None:
-    with pytest.raises(NotRun, match="no shape was found"):
-        backward.subject_of(kernel("dk", 256), backward.Call(("dk", "dv")))
+def test_kernels_between_which_nobody_decides_are_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    both = [*KERNELS, {**kernel("dq", 64), "name": "dq_64_wide"}]
+    monkeypatch.setattr(_inspect, "kernels", lambda: both)
+    assert "dq_64, dq_64_wide: which of them" in subjects._of_family(kernel("dq", 64)).why_not
+    assert subjects._of_family(kernel("dq", 128)).shapes
+
+
+def test_a_smaller_head_dim_is_served_by_its_own_kernel() -> None:
+    for one in KERNELS:
+        found = subjects._of_family(one)
+        assert max(shape.head_dim for shape in found.shapes) == one["head_dim"]
+        assert min(shape.head_dim for shape in found.shapes) == one["head_dim"] - 8
 
 
 def test_a_part_that_no_call_can_ask_for_says_so() -> None:
@@ -102,7 +99,7 @@ def test_delta_shows_in_dq() -> None:
 
 @pytest.mark.parametrize(
     "kernel",
-    [one for one in _inspect.kernels() if one["family"] != "forward"],
+    [one for one in _inspect.kernels() if one["family"] in ("delta", "backward")],
     ids=lambda one: str(one["name"]),
 )
 def test_every_shipped_kernel_is_reached(kernel: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,6 +22,7 @@ from ..subjects import Subject
 from ..tools import NotRun
 from .forward import shapes_that
 
+FAMILY = "backward"
 GRADIENTS = ("dq", "dk", "dv")
 
 
@@ -46,20 +47,32 @@ class Call:
         return tuple(gradient for name, gradient in zip(GRADIENTS, found, strict=True) if name in self.outputs)
 
     def launches(self, shape: Shape) -> list[dict[str, Any]]:
-        """The kernels that a call of this shape launches, in order."""
-        needs = {f"need_{name}": name in self.outputs for name in GRADIENTS}
-        return _inspect.plan_backward(shape.q, shape.k, shape.dtype, shape.is_causal, 0, **needs)
+        """The kernels of ``_inspect.kernels()`` that a call of this shape launches, without delta.
+
+        The smallest head_dim that serves the shape decides, with what a kernel computes: there is one for each part.
+        NotRun if there are several, of which no plan says which is chosen.
+        """
+        fitting = [
+            one
+            for one in _inspect.kernels()
+            if one["family"] == FAMILY and one["dtype"] == shape.dtype and one["head_dim"] >= shape.head_dim
+        ]
+        smallest = min((one["head_dim"] for one in fitting), default=0)
+        chosen = [one for one in fitting if one["head_dim"] == smallest and set(parts_of(one)) & set(self.outputs)]
+        parts = [one["part"] for one in chosen]
+        if len(set(parts)) < len(parts):
+            raise NotRun(f"{', '.join(one['name'] for one in chosen)}: which of them a call launches is not known")
+        return chosen
 
 
-def subject_of(kernel: dict[str, Any], call: Call, ways: Callable[..., Any] = gradient_ways) -> Subject:
-    """The kernel as a part of that call. NotRun if no shape was found on which the call launches it, and its function
-    only once."""
-    name, entry = str(kernel["name"]), str(kernel["entry"])
+def parts_of(kernel: dict[str, Any]) -> tuple[str, ...]:
+    """The gradients that a kernel computes."""
+    return tuple(str(kernel["part"]).split())
 
-    def is_launched(shape: Shape) -> bool:
-        launched = call.launches(shape)
-        return [one["kernel"] for one in launched if one["entry"] == entry] == [name]
 
+def subject_of(kernel: dict[str, Any], call: Call, is_launched: Callable[[Shape], bool]) -> Subject:
+    """The kernel as a part of that call. NotRun if no shape was found on which the call launches it."""
+    name = str(kernel["name"])
     return Subject(
         name,
         call.attend,
@@ -69,19 +82,20 @@ def subject_of(kernel: dict[str, Any], call: Call, ways: Callable[..., Any] = gr
         str(kernel["cubin_sha256"]),
         call.attend_offset,
         call.outputs,
-        ways,
+        gradient_ways,
         gradients.make,
         gradients.matched,
         gradients.power,
         gradients.CLASSES,
         gradients.TESTED,
         gradients.ROW_CLASSES,
-        entry,
+        str(kernel["entry"]),
     )
 
 
 def subject(kernel: dict[str, Any]) -> Subject:
-    outputs = tuple(str(kernel["part"]).split())
+    outputs = parts_of(kernel)
     if not outputs or set(outputs) - set(GRADIENTS):
         raise NotRun(f"{kernel['name']}: computes '{kernel['part']}'; a call can ask for {', '.join(GRADIENTS)}")
-    return subject_of(kernel, Call(outputs))
+    call = Call(outputs)
+    return subject_of(kernel, call, lambda shape: [one["name"] for one in call.launches(shape)] == [kernel["name"]])
