@@ -27,7 +27,7 @@ static dhp_status check_tensor(const char *name, const dhp_tensor *t, dhp_dtype 
     return dhp_fail(error, DHP_INVALID_ARGUMENT, "%s: unknown dtype %d; supported: float32, float16, bfloat16, float64",
                     name, (int)t->dtype);
   if (t->dtype != dtype)
-    return dhp_fail(error, DHP_INVALID_ARGUMENT, "%s: dtype %s differs from q's %s; q, k and v must agree", name,
+    return dhp_fail(error, DHP_INVALID_ARGUMENT, "%s: dtype %s differs from q's %s; they must agree", name,
                     dhp_dtype_name(t->dtype), dhp_dtype_name(dtype));
   for (int i = 0; i < 4; i++)
     if (t->size[i] < 0)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from dhp_safe_fa._operator import fake, gradients, rules  # noqa: F401  (registers them)
+from dhp_safe_fa._operator import autocast, fake, gradients, transforms  # noqa: F401  (importing registers them)
 from dhp_safe_fa._operator.schema import CPU_MAX_HEAD_DIM, DEFAULTS, DTYPES, OPERATORS, refuse
 
 __all__ = ["CPU_MAX_HEAD_DIM", "DTYPES", "OPERATORS", "attention", "attention_lse"]

@@ -11,9 +11,6 @@ static void refuse_unsupported(dhp_backward args, bool on_cuda) {
   dhp_attention &forward = args.forward;
   for (dhp_tensor *t : {&forward.q, &forward.k, &forward.v, &forward.out, &args.grad_out})
     t->stride[3] = 1; /* as they will be when they are read */
-  args.dq = forward.q;
-  args.dk = forward.k;
-  args.dv = forward.v;
   dhp_error error{};
   if (dhp_backward_check(&args, on_cuda, &error) != DHP_OK) fail(error.text);
 }
@@ -45,12 +42,11 @@ void backward(const Call &call, const Gradients &gradients, Tensor results[3]) {
   if (gradients.grad_lse) check_same_device("grad_lse", *gradients.grad_lse, q);
   args.grad_out = describe("grad_out", gradients.grad_out);
   forward.out = describe("out", gradients.out);
+  std::optional<Tensor> q_copy, k_copy, v_copy, out_copy, lse_copy, grad_out_copy, grad_lse_copy;
+  forward.lse = const_cast<void *>(readable_rows("lse", gradients.lse, q, lse_copy)); /* here it is read alone */
+  if (gradients.grad_lse) args.grad_lse = readable_rows("grad_lse", *gradients.grad_lse, q, grad_lse_copy);
   refuse_unsupported(args, q.is_cuda());
 
-  std::optional<Tensor> q_copy, k_copy, v_copy, out_copy, lse_copy, grad_out_copy, grad_lse_copy;
-  /* the core reads lse alone here; its type serves the forward too, which writes it */
-  forward.lse = const_cast<void *>(readable_rows("lse", gradients.lse, q, lse_copy));
-  if (gradients.grad_lse) args.grad_lse = readable_rows("grad_lse", *gradients.grad_lse, q, grad_lse_copy);
   std::optional<Output> dq, dk, dv;
   args.dq = gradient_of("dq", gradients.need[0], q, forward.q, dq);
   args.dk = gradient_of("dk", gradients.need[1], call.k, forward.k, dk);

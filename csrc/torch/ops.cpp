@@ -45,10 +45,11 @@ void attention(StableIValue *stack, uint64_t arguments, uint64_t) {
 }
 
 void attention_lse(StableIValue *stack, uint64_t arguments, uint64_t) {
-  run_as("attention", [=] { /* the family's name: either operator refuses in the same words */
-                            Tensor lse;
-                            stack[0] = values::from(forward_from(stack, arguments, &lse));
-                            stack[1] = values::from(lse);
+  /* the family's name: either operator refuses in the same words */
+  run_as("attention", [=] {
+    Tensor lse;
+    stack[0] = values::from(forward_from(stack, arguments, &lse));
+    stack[1] = values::from(lse);
   });
 }
 

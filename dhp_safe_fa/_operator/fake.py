@@ -41,7 +41,7 @@ class _Checks:
     def call(self, q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float | None, causal_offset: int) -> None:
         for name, tensor in {"k": k, "v": v}.items():
             if tensor.dtype != q.dtype:
-                self.refuse(f"{name}: dtype {_dtype(tensor)} differs from q's {_dtype(q)}; q, k and v must agree")
+                self.refuse(f"{name}: dtype {_dtype(tensor)} differs from q's {_dtype(q)}; they must agree")
         shapes = f"(k {list(k.shape)}, q {list(q.shape)})"
         for dim in range(4):
             if k.size(dim) != v.size(dim):
@@ -62,13 +62,14 @@ class _Checks:
         if not is_causal and causal_offset != 0:
             self.refuse(f"causal_offset: {causal_offset} without is_causal; supported: 0, or is_causal=True with it")
 
-    def like_q(self, q: Tensor, **tensors: Tensor) -> None:
+    def like(self, model: Tensor, model_name: str, **tensors: Tensor) -> None:
         for name, tensor in tensors.items():
-            if tensor.dtype != q.dtype:
-                self.refuse(f"{name}: dtype {_dtype(tensor)} differs from q's {_dtype(q)}; they must agree")
+            if tensor.dtype != model.dtype:
+                self.refuse(f"{name}: dtype {_dtype(tensor)} differs from q's {_dtype(model)}; they must agree")
             for dim in range(4):
-                if tensor.size(dim) != q.size(dim):
-                    self.refuse(f"{name}: shape {list(tensor.shape)} differs from q's {list(q.shape)}; they must be equal")
+                if tensor.size(dim) != model.size(dim):
+                    shapes = f"shape {list(tensor.shape)} differs from {model_name}'s {list(model.shape)}"
+                    self.refuse(f"{name}: {shapes}; they must be equal")
 
     def rows_of(self, q: Tensor, **tensors: Tensor | None) -> None:
         for name, tensor in tensors.items():
@@ -135,9 +136,10 @@ def _backward(
     checks.described(q=q, k=k, v=v)
     checks.on_device_of(q, grad_out=grad_out, out=out, lse=lse, **({} if grad_lse is None else {"grad_lse": grad_lse}))
     checks.described(grad_out=grad_out, out=out)
-    checks.call(q, k, v, is_causal, scale, causal_offset)
-    checks.like_q(q, grad_out=grad_out, out=out)
     checks.rows_of(q, lse=lse, grad_lse=grad_lse)
+    checks.call(q, k, v, is_causal, scale, causal_offset)
+    checks.like(q, "q", out=out)
+    checks.like(out, "out", grad_out=grad_out)
     needed = {"dq": (need_dq, q), "dk": (need_dk, k), "dv": (need_dv, v)}
     dq, dk, dv = (torch.empty_like(like) if need else q.new_empty([0]) for need, like in needed.values())
     return dq, dk, dv

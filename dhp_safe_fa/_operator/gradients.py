@@ -7,42 +7,43 @@ that was called. Gradients of gradients and forward mode are refused.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
+from torch._functorch.autograd_function import enable_single_level_autograd_function
 from torch.autograd import forward_ad
+from torch.autograd.function import _SingleLevelFunction
 
 from dhp_safe_fa._operator.schema import BACKWARD, DEFAULTS, LIBRARY, OPERATORS, refuse
 
 _attention_lse = torch.ops.dhp.attention_lse.default
 _attention_backward = torch.ops.dhp.attention_backward.default
-
-# Policies know by the names of these nodes whose attention a backward pass differentiates (_recognized.py).
-NODES = "DhpAttention"
-
-
+_OPTIONS = tuple(DEFAULTS.values())
 _AFTER_AUTOGRAD = torch._C._after_autograd_keyset
 
-
-def _below_autograd(operator: Any, keys: Any, *arguments: Any) -> Any:
-    with torch._C._AutoDispatchBelowAutograd():
-        return operator._handle.redispatch_boxed(keys & _AFTER_AUTOGRAD, *arguments)
+# How an operator runs below what records it.
+Run = Callable[..., Any]
 
 
 def _refuse_forward_mode(operator: str) -> NoReturn:
     refuse(operator, "forward-mode differentiation (jvp, dual numbers) does not exist; supported: reverse mode")
 
 
-class DhpAttention(torch.autograd.Function):
+# Of a single level: inside of torch.func transforms the operators run for one of them at a time, as torch's own do.
+# Policies know by the names of these classes whose attention a backward pass differentiates (_recognized.py).
+
+
+class DhpAttention(_SingleLevelFunction):
     """(out, lse) of attention, recorded."""
 
     @staticmethod
-    def forward(ctx: Any, keys: Any, options: tuple[Any, ...], q: Tensor, k: Tensor, v: Tensor) -> Any:
-        out, lse = _below_autograd(_attention_lse, keys, q, k, v, *options)
+    def forward(ctx: Any, run: Run, options: tuple[Any, ...], q: Tensor, k: Tensor, v: Tensor) -> Any:
+        out, lse = run(_attention_lse, q, k, v, *options)
         ctx.set_materialize_grads(False)
-        ctx.options = options
+        ctx.options = (*options, *_OPTIONS[len(options) :])
         ctx.save_for_backward(q, k, v, out, lse)
         return out, lse
 
@@ -53,9 +54,8 @@ class DhpAttention(torch.autograd.Function):
         q, k, v, out, lse = ctx.saved_tensors
         if grad_out is None:
             grad_out = torch.zeros_like(out)
-        options = (*ctx.options, *list(DEFAULTS.values())[len(ctx.options) :])
         needed = ctx.needs_input_grad[2:]
-        found = _attention_backward(grad_out, q, k, v, out, lse, *options, grad_lse, *needed)
+        found = _attention_backward(grad_out, q, k, v, out, lse, *ctx.options, grad_lse, *needed)
         return None, None, *(gradient if need else None for need, gradient in zip(needed, found, strict=True))
 
     @staticmethod
@@ -63,12 +63,12 @@ class DhpAttention(torch.autograd.Function):
         _refuse_forward_mode("attention")
 
 
-class DhpAttentionGradients(torch.autograd.Function):
+class DhpAttentionGradients(_SingleLevelFunction):
     """(dq, dk, dv), which cannot be differentiated once more."""
 
     @staticmethod
-    def forward(ctx: Any, keys: Any, *arguments: Any) -> Any:
-        return _below_autograd(_attention_backward, keys, *arguments)
+    def forward(ctx: Any, run: Run, *arguments: Any) -> Any:
+        return run(_attention_backward, *arguments)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> NoReturn:
@@ -79,36 +79,46 @@ class DhpAttentionGradients(torch.autograd.Function):
         _refuse_forward_mode(BACKWARD)
 
 
-# autograd.Function.apply itself would refuse to run inside of a torch.func transform, which it expects to have been
-# handed over as a whole. A kernel is called below that, for one transform at a time, as those of torch's operators are.
-_record = super(torch.autograd.Function, DhpAttention).apply
-_record_gradients = super(torch.autograd.Function, DhpAttentionGradients).apply
-
-
-def _is_recorded(*tensors: Any) -> bool:
+def is_recorded(arguments: Sequence[Any]) -> bool:
+    """Whether gradients are recorded, and one of the arguments takes part."""
     if forward_ad._current_level >= 0:  # then autograd finds out which tensors are dual numbers
         return True
-    return torch.is_grad_enabled() and torch._C._any_requires_grad(*tensors)
+    return torch.is_grad_enabled() and torch._C._any_requires_grad(*arguments)
+
+
+def record(name: str, run: Run, arguments: Sequence[Any]) -> Any:
+    """A call of the operator as a node of autograd's graph."""
+    if name == BACKWARD:
+        return _apply(DhpAttentionGradients, run, *arguments)
+    out, lse = _apply(DhpAttention, run, tuple(arguments[3:]), *arguments[:3])
+    return out if name == "attention" else (out, lse)
+
+
+def _apply(function: Any, *arguments: Any) -> Any:
+    if torch._C._functorch.peek_interpreter_stack() is None:
+        return function.apply(*arguments)
+    with enable_single_level_autograd_function():
+        return function.apply(*arguments)
+
+
+# ---- without transforms ----------------------------------------------------------------------------------------------
+
+
+def _below_autograd(keys: Any, operator: Any, *arguments: Any) -> Any:
+    with torch._C._AutoDispatchBelowAutograd():
+        return operator._handle.redispatch_boxed(keys & _AFTER_AUTOGRAD, *arguments)
 
 
 def _kernel(name: str) -> Callable[..., Any]:
     operator = getattr(torch.ops.dhp, name).default
 
-    def kernel(keys: Any, q: Tensor, k: Tensor, v: Tensor, *options: Any) -> Any:
-        if not _is_recorded(q, k, v):
-            return _below_autograd(operator, keys, q, k, v, *options)
-        out, lse = _record(keys, options, q, k, v)
-        return out if name == "attention" else (out, lse)
+    def kernel(keys: Any, *arguments: Any) -> Any:
+        if is_recorded(arguments):
+            return record(name, partial(_below_autograd, keys), arguments)
+        return _below_autograd(keys, operator, *arguments)
 
     return kernel
 
 
-def _backward_kernel(keys: Any, *arguments: Any) -> Any:
-    if not _is_recorded(*arguments):
-        return _below_autograd(_attention_backward, keys, *arguments)
-    return _record_gradients(keys, *arguments)
-
-
-for _name in OPERATORS:
+for _name in (*OPERATORS, BACKWARD):
     LIBRARY.impl(_name, _kernel(_name), "Autograd", with_keyset=True)
-LIBRARY.impl(BACKWARD, _backward_kernel, "Autograd", with_keyset=True)

@@ -1,0 +1,32 @@
+"""Autocast: the policy of torch's own attention, everything in the autocast dtype."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from dhp_safe_fa._operator.schema import DTYPES, LIBRARY, OPERATORS
+
+
+def _autocast_rule(name: str, device_type: str) -> Callable[..., object]:
+    operator = getattr(torch.ops.dhp, name)
+
+    def rule(q: Tensor, k: Tensor, v: Tensor, *arguments: object, **keywords: object) -> object:
+        dtype = torch.get_autocast_dtype(device_type)
+
+        def cast(tensor: Tensor) -> Tensor:
+            eligible = tensor.dtype in DTYPES and tensor.dtype != torch.float64  # which torch leaves alone everywhere
+            return tensor.to(dtype) if eligible and tensor.device.type == device_type else tensor
+
+        with torch.autocast(device_type, enabled=False):
+            return operator(cast(q), cast(k), cast(v), *arguments, **keywords)
+
+    return rule
+
+
+# The backward gets what the forward was cast to, and has no rule.
+for _name in OPERATORS:
+    for _device_type, _key in (("cpu", "AutocastCPU"), ("cuda", "AutocastCUDA")):
+        LIBRARY.impl(_name, _autocast_rule(_name, _device_type), _key)
