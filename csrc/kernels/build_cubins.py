@@ -152,15 +152,15 @@ def table_source(cubins: list[Cubin], found: list[Family]) -> str:
     lines += ["", "const dhp_kernel_info dhp_kernel_table[] = {"]
     for index, cubin in enumerate(cubins):
         k = cubin.kernel
+        shared = (k.head_dim, k.tile_k, k.warpgroups, k.rows, k.stages, *dict(k.extra).values())
         lines += [
             f"  {{.name = \"{k.name}\", .family = \"{cubin.family.name}\", .entry = \"{cubin.family.entry}\",",
-            f"   .cubin_sha256 = \"{cubin.sha256}\", .cubin = dhp_cubin_{index},",
+            f"   .part = \"{k.part}\", .cubin_sha256 = \"{cubin.sha256}\", .cubin = dhp_cubin_{index},",
             f"   .cubin_size = {cubin.path.stat().st_size}, .dtype = DHP_{k.dtype.upper()}, .head_dim = {k.head_dim},",
             f"   .warpgroups = {k.warpgroups}, .rows = {k.rows}, .tile_q = {k.warpgroups * k.rows},",
             f"   .tile_k = {k.tile_k}, .stages = {k.stages}, .ctas_per_sm = {k.ctas_per_sm},",
             f"   .step_cycles = {k.step_cycles}, .threads = {k.warpgroups} * DHP_WARPGROUP_THREADS,",
-            f"   .shared_bytes = {cubin.family.shared_bytes}({k.head_dim}, {k.tile_k}, {k.warpgroups}, {k.rows}, "
-            f"{k.stages}),",
+            f"   .shared_bytes = {cubin.family.shared_bytes}({', '.join(map(str, shared))}),",
             f"   .registers = {cubin.registers}, .spill_bytes = {cubin.spill_bytes}}},",
         ]
     if not cubins:
