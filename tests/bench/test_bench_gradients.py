@@ -179,7 +179,7 @@ def test_anchors_of_the_backward() -> None:
     assert anchors.of_checkout("backward") == ANCHORS
     fastest = anchors.load(ANCHORS, BackwardCase)
     deterministic = anchors.load(ANCHORS, BackwardCase, "fa3_deterministic_tflops")
-    assert (len(fastest) == 30 and set(fastest) == set(BACKWARD.sets["anchors"](None, "cuda", False))) or True
+    assert len(fastest) == 30
     assert {BackwardCase.like(case) for case in BACKWARD.sets["anchors"](None, "cuda", False)} == set(fastest)
     assert set(deterministic) == {case for case in fastest if case.head_dim < 256}
     assert fastest[BackwardCase(2, 16, 8192, 128, True, "bfloat16")] == pytest.approx(515 / 606)
