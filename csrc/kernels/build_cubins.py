@@ -129,6 +129,8 @@ def compile_kernel(family: Family, kernel: Kernel, nvcc: Path, out: Path) -> Cub
     report = log.read_text()
     registers = re.search(r"Used (\d+) registers", report)
     memory = re.search(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads", report)
+    if "serialized" in report:  # an information to ptxas; it halves the speed
+        raise BuildError(f"{kernel.name}: ptxas runs the matrix products one by one:\n{report}")
     if not registers or not memory:
         raise BuildError(f"{kernel.name}: ptxas did not report registers and spills:\n{report}")
     if any(int(memory[i]) for i in (1, 2, 3)):

@@ -17,18 +17,18 @@
  * and computes P while the tensor cores are at dP, and dS while they are at P walk_dp. Own_s, own_dp are k, v and
  * walk_s, walk_dp are q, grad_out; or the other way round.
  *
- * In each step the first warps of the last warpgroup ask TMA for the tile that comes STAGES - 1 steps later: its stage
- * is that of the step before, which all warpgroups have finished.
+ * In each step the first warps of the last warpgroup ask TMA for the tile that comes a few steps later, into a stage
+ * that all warpgroups have finished.
  *
  * CT: as in attention_fwd.cu. q, k, v, grad_out, and what delta made of out, lse and grad_lse only ever meet wgmma,
  * fused multiply-adds, multiplications, additions, ex2, selects by public positions, and conversions.
  */
 #include <cuda.h>
 
-#include "../../ct.h"
 #include "../../hopper/turns.cuh"
 #include "layout.cuh"
 #include "loads.cuh"
+#include "scores.cuh"
 #include "wgmma.h"
 /* These use the constants and products above. */
 #include "../../hopper/products.cuh"
@@ -74,20 +74,23 @@ dhp_attention_bwd(const __grid_constant__ CUtensorMap own_s_map, const __grid_co
   begin_launches_after();
   load_own(warp % WARPS_PER_GROUP == 0, &own_s_map, &own_dp_map, base, group, &w);
 #pragma unroll
-  for (int u = 0; u < STAGES - 1; u++) {
+  for (int u = 0; u < STAGES - 1 - LAG; u++) {
     load_tile(u < steps, &load, &statistics_map, base, u, &w, next, p.heads);
     next = place_after(&w, next);
   }
 
-  float from_ds[OUTPUTS], from_p[OUTPUTS], s[SCORES], dp[SCORES];
+  float from_ds[OUTPUTS], from_p[OUTPUTS], s[SCORES], dp[SCORES], probability[SCORES];
   uint32_t packed_p[SCORES / 2], packed_ds[SCORES / 2];
 #pragma unroll
   for (int i = 0; i < OUTPUTS; i++)
     from_ds[i] = from_p[i] = 0.f;
+#pragma unroll
+  for (int i = 0; i < SCORES; i++)
+    s[i] = dp[i] = 0.f;
 
   /* Of this thread's two owned rows: where they are, and the last key seen, or what has to be said of queries. */
   int row[2], edge[2];
-  float lse[2], delta[2];
+  of_queries queries;
 #pragma unroll
   for (int r = 0; r < 2; r++) {
     row[r] = w.own_row + group * ROWS + warp % WARPS_PER_GROUP * 16 + lane / 4 + 8 * r;
@@ -98,10 +101,14 @@ dhp_attention_bwd(const __grid_constant__ CUtensorMap own_s_map, const __grid_co
       const int there = min(row[r], p.seqlen_q - 1);
       const float *const of_row =
           p.statistics + ((int64_t)(w.batch * p.heads + w.own_head) * p.pairs + there / 2) * 4 + there % 2;
-      lse[r] = of_row[0];
-      delta[r] = of_row[2];
+      queries.lse[r] = of_row[0];
+      queries.delta[r] = of_row[2];
     }
   }
+
+  /* Of the walked queries, those of this thread's columns. */
+  const float4 *const statistics =
+      (const float4 *)(shared + (base - shared_address(shared)) + SHARED_STATISTICS) + lane % 4;
 
   stage at = {0, 0};
   place now = {0, 0};
@@ -109,55 +116,52 @@ dhp_attention_bwd(const __grid_constant__ CUtensorMap own_s_map, const __grid_co
   arrived &= mbarrier_wait_long(stages_full, steps > 0 ? 0 : 1, p.zero); /* nothing to come: the phase before */
 
 #define OF_STAGE(descriptor) ((descriptor) + at.index * (WALK_BYTES / DESCRIPTOR_UNIT))
-/* Whether the pair of owned row r and column i of this thread's is visible. */
-#define SEEN(r, i) (OWNS_KEYS ? (i) >= limit[r] : (i) <= limit[r])
-
-/* A step, with the mask or without. */
-#define RUN_STEP(masked)                                                                                             \
+/* S and dP. */
+#define ISSUE_SCORES()                                                                                               \
   do {                                                                                                               \
-    arrived &= mbarrier_wait(stages_full + 8 * at.index, at.parity, p.zero);                                         \
-    int limit[2];                                                                                                    \
-    for (int r = 0; r < 2; r++)                                                                                      \
-      limit[r] = edge[r] - first_row(&w, now) - lane % 4 * 2;                                                        \
-    const float4 *const statistics = (const float4 *)(shared + (base - shared_address(shared)) + SHARED_STATISTICS + \
-                                                      at.index * STATISTICS_BYTES + lane % 4 * 16);                  \
     issue_shared<wgmma_scores>(s, own_s, OWN_BOX_BYTES, OF_STAGE(walk_s), WALK_BOX_BYTES, HEAD_DIM);                 \
     if (WITH_DS) issue_shared<wgmma_scores>(dp, own_dp, OWN_BOX_BYTES, OF_STAGE(walk_dp), WALK_BOX_BYTES, HEAD_DIM); \
-    wgmma_wait(WITH_DS);                                                                                             \
-    /* so the step before is finished, and its stage free */                                                         \
-    bar_arrive(WARPGROUPS > 1 && !is_last_group, FINISHED + at.index, CTA_THREADS);                                  \
-    bar_sync(WARPGROUPS == 1 || is_last_group, FINISHED + at.index, CTA_THREADS);                                    \
-    load_tile(next.head < w.heads && arrived, &load, &statistics_map, base, index_before(at.index), &w, next,        \
-              p.heads);                                                                                              \
-    next = place_after(&w, next);                                                                                    \
-    /* P */                                                                                                          \
-    _Pragma("unroll") for (int i = 0; i < SCORES; i++) {                                                             \
-      const int r = i / 2 % 2, column = i / 4 * 8 + i % 2;                                                           \
-      const float of_column = OWNS_KEYS ? ((const float *)&statistics[i / 4 * 4])[i % 2] : 0.f;                      \
-      const float shift = OWNS_KEYS ? of_column : lse[r];                                                            \
-      s[i] = dhp_ct_exp2(fmaf(s[i], p.scale_log2, -shift));                                                          \
-      if (masked) s[i] = SEEN(r, column) ? s[i] : 0.f;                                                               \
-    }                                                                                                                \
-    if (WITH_P) {                                                                                                    \
-      _Pragma("unroll") for (int i = 0; i < SCORES; i += 2) packed_p[i / 2] = pack_two(s[i], s[i + 1]);              \
-      wgmma_fence();                                                                                                 \
-      issue_registers<wgmma_gradient>(from_p, packed_p, OF_STAGE(sum_dp), WALK, 1);                                  \
-    }                                                                                                                \
-    if (WITH_DS) {                                                                                                   \
-      wgmma_wait(WITH_P);                                                                                            \
-      _Pragma("unroll") for (int i = 0; i < SCORES; i++) {                                                           \
-        const int r = i / 2 % 2, column = i / 4 * 8 + i % 2;                                                         \
-        const float of_column = OWNS_KEYS ? ((const float *)&statistics[i / 4 * 4])[2 + i % 2] : 0.f;                \
-        dp[i] = s[i] * (dp[i] - (OWNS_KEYS ? of_column : delta[r]));                                                 \
-        if (masked) dp[i] = SEEN(r, column) ? dp[i] : 0.f;                                                           \
-      }                                                                                                              \
-      _Pragma("unroll") for (int i = 0; i < SCORES; i += 2) packed_ds[i / 2] = pack_two(dp[i], dp[i + 1]);           \
-      wgmma_fence();                                                                                                 \
-      issue_registers<wgmma_gradient>(from_ds, packed_ds, OF_STAGE(sum_s), WALK, 1);                                 \
-    }                                                                                                                \
-    at = stage_after(at);                                                                                            \
-    now.tile++;                                                                                                      \
-    done++;                                                                                                          \
+  } while (0)
+
+/*
+ * S has come, so this warpgroup has finished the step before. The last one waits until all have finished the step
+ * before that, if there are stages enough, so that they need not go in step; then that stage is loaded again.
+ */
+#define FREE_STAGE_AND_LOAD()                                                                          \
+  do {                                                                                                 \
+    const int before = index_before(at.index), freed = LAG ? index_before(before) : before;            \
+    bar_arrive(!is_last_group && (!LAG || done + 1 < steps), FINISHED + at.index, CTA_THREADS);        \
+    bar_sync(is_last_group && (!LAG || done > 0), FINISHED + (LAG ? before : at.index), CTA_THREADS);  \
+    load_tile(next.head < w.heads && arrived, &load, &statistics_map, base, freed, &w, next, p.heads); \
+    next = place_after(&w, next);                                                                      \
+  } while (0)
+
+/* A step, with the mask or without. */
+#define RUN_STEP(masked)                                                                   \
+  do {                                                                                     \
+    arrived &= mbarrier_wait(stages_full + 8 * at.index, at.parity, p.zero);               \
+    ISSUE_SCORES();                                                                        \
+    wgmma_wait(WITH_DS);                                                                   \
+    FREE_STAGE_AND_LOAD();                                                                 \
+    int limit[2];                                                                          \
+    for (int r = 0; r < 2; r++)                                                            \
+      limit[r] = edge[r] - first_row(&w, now) - lane % 4 * 2;                              \
+    queries.walked = statistics + at.index * (STATISTICS_BYTES / (int)sizeof *statistics); \
+    probabilities(probability, s, &queries, p.scale_log2, limit, masked);                  \
+    if (WITH_P) {                                                                          \
+      pack(packed_p, probability);                                                         \
+      wgmma_fence();                                                                       \
+      issue_registers<wgmma_gradient>(from_p, packed_p, OF_STAGE(sum_dp), WALK, 1);        \
+    }                                                                                      \
+    if (WITH_DS) {                                                                         \
+      wgmma_wait(WITH_P);                                                                  \
+      score_gradients(packed_ds, probability, dp, &queries, limit, masked);                \
+      wgmma_fence();                                                                       \
+      issue_registers<wgmma_gradient>(from_ds, packed_ds, OF_STAGE(sum_s), WALK, 1);       \
+    }                                                                                      \
+    at = stage_after(at);                                                                  \
+    now.tile++;                                                                            \
+    done++;                                                                                \
   } while (0)
 
   int done = 0;
