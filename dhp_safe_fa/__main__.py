@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from dhp_safe_fa import __version__, _inspect
-from dhp_safe_fa._ops import CPU_MAX_HEAD_DIM
+from dhp_safe_fa._operator.schema import CPU_MAX_HEAD_DIM
 from dhp_safe_fa._sdpa import unsupported_gpu
 
 
@@ -53,7 +53,7 @@ def lines(found: dict[str, Any]) -> list[str]:
         f"dhp_safe_fa {found['version']} in {found['package']}",
         f"  python {found['python']}, torch {found['torch']}, host code compiled by {build['compiler']}",
         "built",
-        f"  CPU kernel: float32, float16, bfloat16, head_dim 1 to {cpu['max_head_dim']}",
+        f"  CPU kernel: float32, float64, float16, bfloat16, head_dim 1 to {cpu['max_head_dim']}",
     ]
     if kernels:
         out.append(

@@ -13,9 +13,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from dhp_safe_fa._operator import autocast, fake, gradients, transforms  # noqa: F401  (importing registers them)
-from dhp_safe_fa._operator.schema import CPU_MAX_HEAD_DIM, DEFAULTS, DTYPES, OPERATORS, refuse
-
-__all__ = ["CPU_MAX_HEAD_DIM", "DTYPES", "OPERATORS", "attention", "attention_lse"]
+from dhp_safe_fa._operator.schema import DEFAULTS, refuse
 
 # Bound once: looking them up and choosing the overload would cost every call some microseconds.
 _attention = torch.ops.dhp.attention.default
@@ -27,7 +25,7 @@ _exclude = torch._C._dispatch_tls_set_dispatch_key_excluded
 
 
 def _somebody_looks_on() -> bool:
-    """Something that sees or transforms the calls: it must see the operator alone, and with grad mode as it is."""
+    """Something that sees or transforms the calls: it must see them, and find autograd, as they are."""
     return (
         forward_ad._current_level >= 0
         or torch._C._functorch.peek_interpreter_stack() is not None
@@ -49,9 +47,9 @@ def _run(operator: torch._ops.OpOverload[..., Any], q: Tensor, k: Tensor, v: Ten
         count -= 1
     around_autograd = (
         type(q) is type(k) is type(v) is Tensor
-        and not (torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad))
         and not _somebody_looks_on()
         and not _is_excluded(_AUTOGRAD)
+        and not (torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad))
     )
     if around_autograd:
         _exclude(_AUTOGRAD, True)
@@ -79,8 +77,9 @@ def attention(
     """softmax(scale · q kᵀ) v, FlashAttention's algorithm (Dao et al., 2022), constant-time in the content of q, k, v.
 
     Args:
-        q: queries, [B, Hq, Sq, D]; float32 (CPU only), float16 or bfloat16. Any strides; a layout that cannot be read
-            in place (last dimension not contiguous; on CUDA also rows that are not 16-byte aligned) is copied.
+        q: queries, [B, Hq, Sq, D]; float16 or bfloat16, on the CPU also float32 and float64. Any strides; a layout that
+            cannot be read in place (last dimension not contiguous; on CUDA also rows that are not 16-byte aligned) is
+            copied.
         k: keys, [B, Hk, Sk, D]; Hk divides Hq, query head h reads key head h // (Hq // Hk).
         v: values, [B, Hk, Sk, D].
         is_causal: query i sees key j only if j <= i + causal_offset.
@@ -89,12 +88,13 @@ def attention(
             with is_causal.
 
     Returns:
-        [B, Hq, Sq, D], q's dtype, strides as torch.empty_like(q). A row that sees no key is 0.
+        [B, Hq, Sq, D], q's dtype, strides as torch.empty_like(q). A row that sees no key is 0. Differentiable, once
+        and in reverse mode; where an input requires grad, the lse is kept beside q, k, v and the result.
 
     Raises:
         RuntimeError: names the argument, what was given and what is supported. head_dim: 1 to 256 on CPU; on CUDA (a
-            Hopper GPU) multiples of 8 up to ``dhp_safe_fa._inspect.build_info()["max_head_dim_cuda"]``. Also if an
-            input requires grad while gradients are recorded: there is no backward yet.
+            Hopper GPU) multiples of 8 up to ``dhp_safe_fa._inspect.build_info()["max_head_dim_cuda"]``. Also for
+            forward-mode differentiation, and when a gradient is differentiated again.
     """
     return _run(_attention, q, k, v, is_causal, scale, causal_offset)  # type: ignore[no-any-return]
 
@@ -114,7 +114,8 @@ def attention_lse(
         q, k, v, is_causal, scale, causal_offset: as for :func:`attention`.
 
     Returns:
-        out as :func:`attention`; lse, float32 [B, Hq, Sq], -inf where a row sees no key.
+        out as :func:`attention`; lse, [B, Hq, Sq], float32 (float64 for float64 inputs), -inf where a row sees no key.
+        Both are differentiable.
 
     Raises:
         RuntimeError: as :func:`attention`.

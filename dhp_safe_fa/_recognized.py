@@ -12,7 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 
-from dhp_safe_fa._ops import OPERATORS
+from dhp_safe_fa._operator.gradients import NODES
+from dhp_safe_fa._operator.schema import BACKWARD, OPERATORS
 
 torch_sdpa = F.scaled_dot_product_attention
 torch_multi_head = F.multi_head_attention_forward
@@ -28,6 +29,7 @@ def _named(namespace: Any, *names: str) -> tuple[Callable[..., Any], ...]:
 
 SDPA = (torch_sdpa, *_named(torch.ops.aten, "scaled_dot_product_attention"))
 OURS = _named(torch.ops.dhp, *OPERATORS)
+OUR_BACKWARD = _named(torch.ops.dhp, BACKWARD)
 # Attention fused with the layer around it. Eager code does not choose these under a mode, compiled code does.
 _NATIVE_HEADS = _named(torch.ops.aten, "_native_multi_head_attention", "_triton_multi_head_attention")
 FUSED = (*_named(torch.ops.aten, "_transformer_encoder_layer_fwd"), *_NATIVE_HEADS)
@@ -109,7 +111,7 @@ def is_foreign_attention(func: object) -> bool:
         name = func._qualified_op_name
     else:
         return False
-    return func not in OURS and func not in SDPA and _ATTENTION.search(name) is not None
+    return func not in (*OURS, *OUR_BACKWARD, *SDPA) and _ATTENTION.search(name) is not None
 
 
 def attention_in_script(graph: object) -> str | None:
@@ -117,13 +119,13 @@ def attention_in_script(graph: object) -> str | None:
     for name in re.findall(r"\b([a-zA-Z_]\w*::\w+)", str(graph)):
         if name == "prim::CallMethod":  # what could not be inlined: a method of whatever implements an interface
             return str(name)
-        if _ATTENTION.search(name) and name.removeprefix("dhp::") not in OPERATORS:
+        if _ATTENTION.search(name) and name.removeprefix("dhp::") not in (*OPERATORS, BACKWARD):
             return str(name)
     return None
 
 
 def attention_in_backward(roots: Iterable[Any]) -> str | None:
-    """The first node of an autograd graph that differentiates attention; roots are tensors or gradient edges."""
+    """The first node of an autograd graph that differentiates another's attention; roots are tensors or edges."""
     todo = [getattr(root, "grad_fn", None) or getattr(root, "node", None) for root in roots]
     seen = set()
     while todo:
@@ -131,7 +133,7 @@ def attention_in_backward(roots: Iterable[Any]) -> str | None:
         if node is None or node in seen:
             continue
         seen.add(node)
-        if _ATTENTION.search(node.name()):
+        if _ATTENTION.search(node.name()) and not node.name().startswith(NODES):
             return str(node.name())
         todo += [following for following, _ in node.next_functions]
     return None

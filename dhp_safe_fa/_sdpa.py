@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from dhp_safe_fa import _inspect
-from dhp_safe_fa._ops import CPU_MAX_HEAD_DIM, DTYPES, attention
+from dhp_safe_fa._operator.schema import AUTOCAST, CPU_MAX_HEAD_DIM, DTYPES, HALVES
+from dhp_safe_fa._ops import attention
 
 # NVIDIA's number for Hopper; the kernels are its machine code.
 HOPPER = (9, 0)
@@ -45,7 +46,7 @@ def sdpa(
         enable_gqa: must be True where Hq differs from Hk; Hk then divides Hq.
 
     Returns:
-        [..., Hq, Sq, D], query's dtype.
+        [..., Hq, Sq, D], query's dtype; differentiable as :func:`dhp_safe_fa.attention`.
 
     Raises:
         RuntimeError: names the argument, what was given, what is supported and what to use instead.
@@ -83,8 +84,6 @@ def why_not(
         return _wrong_mask(attn_mask)
     if dropout_p > 0:
         return f"dropout_p: {dropout_p:g}; supported: 0 (in evaluation, pass dropout_p=0.0)"
-    if torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad):
-        return "gradients: an input requires grad, and there is no backward yet; call it under torch.no_grad()"
     return _wrong_place(query, key, value) or _wrong_shape(query, key, value, enable_gqa) or _wrong_scale(scale)
 
 
@@ -126,11 +125,11 @@ def _wrong_place(query: Tensor, key: Tensor, value: Tensor) -> str | None:
         return "query, key, value: a sparse tensor; supported: strided tensors"
     dtypes = [query.dtype, key.dtype, value.dtype]
     if torch.is_autocast_enabled(on):
-        dtypes = [torch.get_autocast_dtype(on) if dtype in DTYPES else dtype for dtype in dtypes]
+        dtypes = [torch.get_autocast_dtype(on) if dtype in AUTOCAST else dtype for dtype in dtypes]
     if dtypes[1] != dtypes[0] or dtypes[2] != dtypes[0]:
         return f"dtype: query {query.dtype}, key {key.dtype}, value {value.dtype}; they must agree"
-    if dtypes[0] not in DTYPES or (on == "cuda" and dtypes[0] == torch.float32):
-        return f"dtype: {dtypes[0]} on {on}; supported: float16, bfloat16, and on CPU float32"
+    if dtypes[0] not in DTYPES or (on == "cuda" and dtypes[0] not in HALVES):
+        return f"dtype: {dtypes[0]} on {on}; supported: float16, bfloat16, and on CPU float32 and float64"
     head_dim = query.shape[-1] if query.dim() else 0
     if on == "cuda":
         gpu = unsupported_gpu(query.device)

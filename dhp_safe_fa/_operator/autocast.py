@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from dhp_safe_fa._operator.schema import DTYPES, LIBRARY, OPERATORS
+from dhp_safe_fa._operator.schema import AUTOCAST, LIBRARY, OPERATORS
 
 
 def _autocast_rule(name: str, device_type: str) -> Callable[..., object]:
@@ -17,8 +17,8 @@ def _autocast_rule(name: str, device_type: str) -> Callable[..., object]:
         dtype = torch.get_autocast_dtype(device_type)
 
         def cast(tensor: Tensor) -> Tensor:
-            eligible = tensor.dtype in DTYPES and tensor.dtype != torch.float64  # which torch leaves alone everywhere
-            return tensor.to(dtype) if eligible and tensor.device.type == device_type else tensor
+            eligible = tensor.device.type == device_type and tensor.dtype in AUTOCAST
+            return tensor.to(dtype) if eligible else tensor
 
         with torch.autocast(device_type, enabled=False):
             return operator(cast(q), cast(k), cast(v), *arguments, **keywords)

@@ -32,8 +32,11 @@ def _refuse_forward_mode(operator: str) -> NoReturn:
     refuse(operator, "forward-mode differentiation (jvp, dual numbers) does not exist; supported: reverse mode")
 
 
+# What the names of the classes below begin with: by them, as names of autograd's nodes, policies know whose attention a
+# backward pass differentiates.
+NODES = "DhpAttention"
+
 # Of a single level: inside of torch.func transforms the operators run for one of them at a time, as torch's own do.
-# Policies know by the names of these classes whose attention a backward pass differentiates (_recognized.py).
 
 
 class DhpAttention(_SingleLevelFunction):

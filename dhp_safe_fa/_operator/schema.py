@@ -19,7 +19,9 @@ OPERATORS = {"attention": "Tensor", "attention_lse": "(Tensor out, Tensor lse)"}
 BACKWARD = "attention_backward"
 _NEEDED = "Tensor? grad_lse=None, bool need_dq=True, bool need_dk=True, bool need_dv=True"
 
-DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+HALVES = (torch.float16, torch.bfloat16)  # served on the CPU and on CUDA
+AUTOCAST = (*HALVES, torch.float32)  # what autocast takes: as everywhere in torch, not float64
+DTYPES = (*AUTOCAST, torch.float64)
 CPU_MAX_HEAD_DIM = 256  # as in csrc/check.h
 OLDEST_TORCH = (2, 10)  # its stable ABI is what libdhp_torch.so was built for
 

@@ -37,7 +37,7 @@ POLICY = next(filter(Path.exists, _POLICIES), _POLICIES[0])
 # does not make the verdicts of the others old.
 _JUDGE_NOTHING = ("registry.py", "parts.py")
 # Between a caller and the operator.
-_FRONT = ("__init__.py", "_ops.py")
+_FRONT = ("__init__.py", "_ops.py", "_operator/*.py")
 # The folder of csrc without a say in what a GPU is given.
 _CPU = ("csrc", "cpu")
 _LAUNCH_ENDINGS = (".c", ".h", ".cpp", ".py")
@@ -85,7 +85,7 @@ def built_and_here() -> dict[str, str | None]:
 
 def of_launch(built: str) -> str:
     """built: the digest that the build carries of its launch sources."""
-    return hashlib.sha256(f"{built} {digest((_PACKAGE / name for name in _FRONT), _PACKAGE)}".encode()).hexdigest()
+    return hashlib.sha256(f"{built} {digest((path for front in _FRONT for path in _PACKAGE.glob(front)), _PACKAGE)}".encode()).hexdigest()
 
 
 def of_controls(sources: Path = CONTROLS, unbranch: Path = UNBRANCH) -> str | None:

@@ -6,6 +6,9 @@ Without communication run: q, k, v sharded alike over the batch (dimension 0); o
 the size of the mesh divides the number of key heads, so that every query head finds its key head on its own rank; or,
 with one key head, q sharded over the heads and k, v replicated. Other placements are gathered first, as DTensor does
 for any operator. Outputs lie as q does.
+
+Gradients likewise, but that the key head shared by all ranks has the query heads gathered: its gradients are sums over
+them, in the order of one process, and so every gradient has the bits that it has there.
 """
 
 from __future__ import annotations
@@ -16,21 +19,43 @@ import torch
 from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.experimental import register_sharding
 
-from dhp_safe_fa._ops import OPERATORS
+from dhp_safe_fa._operator.schema import BACKWARD, OPERATORS
+
+Ways = list[tuple[list[Any], list[Any]]]
 
 
-def _rule(outputs: int) -> Any:
-    def shardings(q: Any, k: Any, v: Any, *options: object, **_named: object) -> list[tuple[list[Any], list[Any]]]:
-        ways: list[tuple[Any, Any]] = [(Replicate(), Replicate()), (Shard(0), Shard(0))]
+def _alike(q: Any, k: Any) -> list[Any]:
+    """Placements that q and k may share."""
+    heads = [Shard(1)] if k.shape[1] % q.mesh.size() == 0 else []
+    return [Replicate(), Shard(0), *heads]
+
+
+def _forward_rule(outputs: int) -> Any:
+    def shardings(q: Any, k: Any, v: Any, *options: object, **_named: object) -> Ways:
+        ways = [(placement, placement) for placement in _alike(q, k)]
         if k.shape[1] == 1:
             ways.append((Shard(1), Replicate()))
-        elif k.shape[1] % q.mesh.size() == 0:
-            ways.append((Shard(1), Shard(1)))
         return [([rows] * outputs, [rows, keys, keys] + [None] * len(options)) for rows, keys in ways]
 
     return shardings
 
 
+def _backward_rule(grad_out: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, *options: Any, **named: Any) -> Ways:
+    arguments = dict(zip(_BACKWARD_OPTIONS, options, strict=False)) | named
+    needed = [arguments.get(name, True) for name in ("need_dq", "need_dk", "need_dv")]
+    ways = []
+    for placement in _alike(q, k):
+        gradients = [placement if need else Replicate() for need in needed]
+        given: list[Any] = [placement] * 6
+        for name in _BACKWARD_OPTIONS[: len(options)]:
+            given.append(placement if name == "grad_lse" and arguments[name] is not None else None)
+        ways.append((gradients, given))
+    return ways
+
+
 for _name in OPERATORS:
     _operator = getattr(torch.ops.dhp, _name).default
-    register_sharding(_operator)(_rule(outputs=len(_operator._schema.returns)))
+    register_sharding(_operator)(_forward_rule(outputs=len(_operator._schema.returns)))
+_backward = getattr(torch.ops.dhp, BACKWARD).default
+_BACKWARD_OPTIONS = [argument.name for argument in _backward._schema.arguments[6:]]
+register_sharding(_backward)(_backward_rule)
