@@ -6,9 +6,9 @@ How a shipped kernel is reached, its family says (families/).
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -58,6 +58,10 @@ class Subject:
         make: inputs of a class of inputs.CLASSES.
         matched: classes with equal bit statistics, by the names of timing/inputs.py.
         power: classes that draw unlike power, by the names of timing/inputs.py.
+        classes: what `make` knows; among them all of inputs.CLASSES.
+        tested: names of `matched` that are compared with its reference.
+        row_classes: classes whose rows are computed again, and the class that is beside them.
+        entry: name of the kernel that is under test where a call launches others beside it; empty: all of them are.
         why_not: why a shipped kernel cannot be run, which then has no shapes; else empty.
     """
 
@@ -73,6 +77,10 @@ class Subject:
     make: Make = inputs.make
     matched: MakeClasses = timing_inputs.matched
     power: MakeClasses = timing_inputs.power
+    classes: tuple[str, ...] = tuple(inputs.CLASSES)
+    tested: tuple[str, ...] = timing_inputs.MATCHED
+    row_classes: Mapping[str, str] = field(default_factory=lambda: inputs.ROW_CLASSES)
+    entry: str = ""
     why_not: str = ""
 
 
