@@ -124,7 +124,7 @@ dhp_attention_bwd(const __grid_constant__ CUtensorMap own_s_map, const __grid_co
   } while (0)
 
 /*
- * S has come, so this warpgroup has finished the step before. The last one waits until all have finished the step
+ * S had come, so this warpgroup has finished the step before. The last one waits until all have finished the step
  * before that, if there are stages enough, so that they need not go in step; then that stage is loaded again.
  */
 #define FREE_STAGE_AND_LOAD()                                                                          \
@@ -142,7 +142,6 @@ dhp_attention_bwd(const __grid_constant__ CUtensorMap own_s_map, const __grid_co
     arrived &= mbarrier_wait(stages_full + 8 * at.index, at.parity, p.zero);               \
     ISSUE_SCORES();                                                                        \
     wgmma_wait(WITH_DS);                                                                   \
-    FREE_STAGE_AND_LOAD();                                                                 \
     int limit[2];                                                                          \
     for (int r = 0; r < 2; r++)                                                            \
       limit[r] = edge[r] - first_row(&w, now) - lane % 4 * 2;                              \
@@ -153,6 +152,7 @@ dhp_attention_bwd(const __grid_constant__ CUtensorMap own_s_map, const __grid_co
       wgmma_fence();                                                                       \
       issue_registers<wgmma_gradient>(from_p, packed_p, OF_STAGE(sum_dp), WALK, 1);        \
     }                                                                                      \
+    FREE_STAGE_AND_LOAD();                                                                 \
     if (WITH_DS) {                                                                         \
       wgmma_wait(WITH_P);                                                                  \
       score_gradients(packed_ds, probability, dp, &queries, limit, masked);                \
