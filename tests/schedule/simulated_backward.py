@@ -8,17 +8,19 @@ MUTATIONS = (
     Mutation(
         "finished_without_stage",
         (
-            ("!is_last_group, FINISHED + at.index,", "!is_last_group, FINISHED,"),
-            ("== 1 || is_last_group, FINISHED + at.index,", "== 1 || is_last_group, FINISHED,"),
+            ("done + 1 < steps), FINISHED + at.index,", "done + 1 < steps), FINISHED,"),
+            ("FINISHED + (LAG ? before : at.index),", "FINISHED,"),
         ),
     ),
     Mutation(
-        "asked_for_before_all_have_finished", (("== 1 || is_last_group, FINISHED + at.index,", "== 1, FINISHED,"),)
+        "asked_for_before_all_have_finished",
+        (("bar_sync(is_last_group && (!LAG || done > 0), FINISHED", "bar_sync(0, FINISHED"),),
     ),
-    Mutation("asked_for_before_it_has_finished", (("wgmma_wait(WITH_DS); ", "wgmma_wait(WITH_DS + 1); "),)),
-    Mutation("asked_for_into_the_stage_at_work", (("base, index_before(at.index), &w,", "base, at.index, &w,"),)),
-    Mutation("a_stage_too_many_at_the_start", (("u < STAGES - 1; u++", "u < STAGES; u++"),)),
+    Mutation("asked_for_before_it_has_finished", (("wgmma_wait(WITH_DS); ", "wgmma_wait(WITH_DS + 2); "),)),
+    Mutation("asked_for_into_the_stage_at_work", (("base, freed, &w,", "base, freed * 0 + at.index, &w,"),)),
+    Mutation("asked_for_a_step_too_early", (("freed = LAG ? index_before(before) : before;", "freed = before;"),)),
     Mutation("more_asked_for_than_there_is", (("load_tile(next.head < w.heads && arrived,", "load_tile(arrived,"),)),
+    Mutation("arrives_once_more_than_is_met", (("(!LAG || done + 1 < steps)", "1"),)),
     Mutation("statistics_not_announced", (("WALK_BYTES + (statistics ? STATISTICS_BYTES : 0)", "WALK_BYTES"),)),
     Mutation("statistics_of_another_row", (("2 * row, w->batch * heads + head", "row, w->batch * heads + head"),)),
     Mutation("arrivals_of_one_warpgroup", (("i == 0 ? WARPGROUPS : LOADERS", "i == 0 ? 1 : LOADERS"),)),
