@@ -8,8 +8,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-# More than the workspaces of the peers' forward passes need on the shapes of this gate; ours has none there. Requests of
-# at most 1 MiB, as for the workspace of our backward, torch serves from other memory: blocks of all sizes are there.
+# More than the workspaces of the peers' forward passes need on the shapes of this gate; ours has none there. Requests
+# of at most 1 MiB, as for the workspace of our backward, torch serves from other memory: blocks of all sizes are there.
 _WORKSPACE_BYTES = (32 * 2**20, *(2**n for n in range(9, 21)))
 
 
