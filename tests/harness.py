@@ -6,6 +6,7 @@ import contextlib
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,7 +23,12 @@ CPU_MAX_HEAD_DIM = 256
 DTYPE_NAMES = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16"}
 
 # An integer type of the same width, to compare bits (NaN equals NaN, -0 differs from +0).
-_BITS = {torch.float32: torch.int32, torch.float16: torch.int16, torch.bfloat16: torch.int16}
+_BITS = {
+    torch.float32: torch.int32,
+    torch.float16: torch.int16,
+    torch.bfloat16: torch.int16,
+    torch.float64: torch.int64,
+}
 
 
 class Target(NamedTuple):
@@ -178,6 +184,40 @@ def attend(
     assert lse.is_contiguous()
     assert same_bits(out, alone), "attention and attention_lse differ"
     return out, lse
+
+
+class Gradients(NamedTuple):
+    dq: Tensor
+    dk: Tensor
+    dv: Tensor
+
+
+def gradients(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    grad_out: Tensor,
+    grad_lse: Tensor | None = None,
+    is_causal: bool = False,
+    scale: float | None = None,
+    causal_offset: int = 0,
+) -> Gradients:
+    """(dq, dk, dv) of attention_backward on poisoned memory, after checking what every call has to hold:
+
+    each lies in memory as torch.empty_like of its input; alone, each has the same bits, and the others are left out.
+    """
+    options = (is_causal, scale, causal_offset)
+    with torch.no_grad(), poisoned_memory():
+        out, lse = torch.ops.dhp.attention_lse(q, k, v, *options)
+        call = partial(torch.ops.dhp.attention_backward, grad_out, q, k, v, out, lse, *options, grad_lse)
+        found = Gradients(*call())
+        for i, like in enumerate((q, k, v)):
+            assert found[i].shape == like.shape and found[i].dtype == like.dtype and found[i].device == like.device
+            assert found[i].stride() == torch.empty_like(like).stride(), f"d{'qkv'[i]} has strides {found[i].stride()}"
+            alone = call(*(i == j for j in range(3)))
+            assert same_bits(alone[i], found[i]), f"d{'qkv'[i]} alone differs"
+            assert all(alone[j].shape == (0,) for j in range(3) if j != i)
+    return found
 
 
 # ---- operators ------------------------------------------------------------------------------------------------------

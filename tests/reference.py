@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -10,13 +11,21 @@ from torch import Tensor
 
 # Unit roundoff: the largest relative error of one rounding to nearest.
 FLOAT32_ROUNDOFF = 2.0**-24
-ROUNDOFF = {torch.float32: FLOAT32_ROUNDOFF, torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}
+ROUNDOFF = {
+    torch.float64: 2.0**-53,
+    torch.float32: FLOAT32_ROUNDOFF,
+    torch.float16: 2.0**-11,
+    torch.bfloat16: 2.0**-8,
+}
 
 # Half of the smallest subnormal: the absolute error of a rounding that underflows.
-UNDERFLOW = {torch.float32: 2.0**-150, torch.float16: 2.0**-25, torch.bfloat16: 2.0**-134}
+UNDERFLOW = {torch.float64: 2.0**-1075, torch.float32: 2.0**-150, torch.float16: 2.0**-25, torch.bfloat16: 2.0**-134}
 
 # Promised for standard normal inputs: ||out - ref|| / ||ref|| against float64.
 RELATIVE_ERROR = {torch.float32: 1e-6, torch.float16: 3.5e-4, torch.bfloat16: 3e-3}
+
+# The same for each of dq, dk and dv.
+RELATIVE_GRADIENT_ERROR = {torch.float32: 2e-6, torch.float16: 3.3e-4, torch.bfloat16: 2.6e-3}
 
 # Below this many elements the norm of the error is one draw of the rounding, not its mean.
 ELEMENTS_FOR_NORM = 4096
@@ -152,3 +161,91 @@ def assert_accurate(out: Tensor, lse: Tensor, ref: Reference) -> None:
     assert out.numel() >= ELEMENTS_FOR_NORM, "too few elements for the norm of the error to mean anything"
     error = float((out.double() - ref.out).norm() / ref.out.norm())
     assert error <= RELATIVE_ERROR[out.dtype], f"relative error {error:.3g} against float64"
+
+
+# ---- gradients ------------------------------------------------------------------------------------------------------
+
+
+class ReferenceGradients(NamedTuple):
+    """float64, of the shapes of q, k and v; and how far rounding may take each element."""
+
+    dq: Tensor
+    dk: Tensor
+    dv: Tensor
+    bounds: tuple[Tensor, Tensor, Tensor]
+
+
+def reference_gradients(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    grad_out: Tensor,
+    grad_lse: Tensor | None = None,
+    is_causal: bool = False,
+    scale: float | None = None,
+    causal_offset: int = 0,
+) -> ReferenceGradients:
+    """Those of reference(), row by row over exactly the visible keys, so that nothing crosses the mask.
+
+    Rounding: of probabilities, of their gradients and of out (in delta) to the dtype of the inputs; of scores, sums and
+    exponentials to float32. Each is relative to the terms of a sum, not to the sum, in which they may cancel.
+    """
+    (_, _, sq, d), sk, dtype = q.shape, k.shape[2], q.dtype
+    scale = 1.0 / math.sqrt(d) if scale is None else scale
+    expected = reference(q, k, v, is_causal, scale, causal_offset)
+    mask = Mask.of_call(is_causal, causal_offset)
+    group = q.shape[1] // k.shape[1]
+    q, grad_out = q.double(), grad_out.double()
+    keys, values = (t.double().repeat_interleave(group, dim=1) for t in (k, v))
+    grad_lse = torch.zeros_like(expected.lse) if grad_lse is None else grad_lse.double()
+    delta = (grad_out * expected.out).sum(dim=-1) - grad_lse
+    delta_terms = (grad_out * expected.out).abs().sum(dim=-1) + grad_lse.abs()
+
+    float32 = min(FLOAT32_ROUNDOFF, ROUNDOFF[dtype])
+    score_error = float32 * (8 + 4 * math.sqrt(d)) * expected.score_magnitude
+    relative = 3 * ROUNDOFF[dtype] + 2 * torch.expm1(score_error) + float32 * (64 + 2 * math.sqrt(d + max(sq, sk)))
+    smallest = max(UNDERFLOW[dtype], 2.0**-126)  # the CPU takes subnormal float32 numbers for zero
+
+    dq, dk, dv = found = [torch.zeros_like(t) for t in (q, keys, values)]
+    dq_bound, dk_bound, dv_bound = bounds = [torch.zeros_like(t) for t in found]
+    for row in range(sq):
+        visible = visible_keys(row, sk, mask)
+        if not visible:
+            continue
+        seen, one = slice(visible.start, visible.stop), slice(row, row + 1)
+        q_row, g_row, k_seen, v_seen = q[:, :, one], grad_out[:, :, one], keys[:, :, seen], values[:, :, seen]
+        lse = expected.lse[:, :, one, None]
+        # A score was +inf, or all were -inf: softmax of the row is NaN.
+        p = (scale * (q_row @ k_seen.mT) - lse).exp().masked_fill(~lse.isfinite(), math.nan)
+        ds = scale * p * (g_row @ v_seen.mT - delta[:, :, one, None])
+        dv[:, :, seen] += p.mT * g_row
+        dk[:, :, seen] += ds.mT * q_row
+        dq[:, :, one] = ds @ k_seen
+
+        terms = g_row.abs() @ v_seen.abs().mT + delta_terms[:, :, one, None]
+        p_error = relative[:, :, one, None] * p + smallest
+        ds_error = scale * p_error * terms + smallest
+        dv_bound[:, :, seen] += p_error.mT * g_row.abs()
+        dk_bound[:, :, seen] += ds_error.mT * q_row.abs()
+        dq_bound[:, :, one] = ds_error @ k_seen.abs()
+    for tensors in (found, bounds):
+        tensors[1:] = [t.unflatten(1, (k.shape[1], group)).sum(dim=2) for t in tensors[1:]]
+    for gradient, bound in zip(found, bounds, strict=True):
+        bound += ROUNDOFF[dtype] * gradient.abs() + smallest
+    return ReferenceGradients(found[0], found[1], found[2], (bounds[0], bounds[1], bounds[2]))
+
+
+def assert_gradients_match(got: Sequence[Tensor], want: ReferenceGradients) -> None:
+    """Every element is within the rounding error that its own inputs allow; NaN and Inf are in place."""
+    for name, gradient, expected, bound in zip(("dq", "dk", "dv"), got, want[:3], want.bounds, strict=True):
+        _assert_within(name, gradient, expected, bound)
+
+
+def assert_gradients_accurate(got: Sequence[Tensor], want: ReferenceGradients) -> None:
+    """The same, and the promised relative error of each. For standard normal inputs."""
+    assert_gradients_match(got, want)
+    for name, gradient, expected in zip(("dq", "dk", "dv"), got, want[:3], strict=True):
+        assert gradient.numel() >= ELEMENTS_FOR_NORM, "too few elements for the norm of the error to mean anything"
+        error = float((gradient.double() - expected).norm() / expected.norm())
+        promised = RELATIVE_GRADIENT_ERROR[gradient.dtype]
+        assert error <= promised, f"{name}: relative error {error:.3g} against float64"

@@ -74,7 +74,7 @@ dhp_attention_bwd(const __grid_constant__ CUtensorMap own_s_map, const __grid_co
   begin_launches_after();
   load_own(warp % WARPS_PER_GROUP == 0, &own_s_map, &own_dp_map, base, group, &w);
 #pragma unroll
-  for (int u = 0; u < STAGES - 1 - LAG; u++) {
+  for (int u = 0; u < STAGES - 1 - SPARE; u++) {
     load_tile(u < steps, &load, &statistics_map, base, u, &w, next, p.heads);
     next = place_after(&w, next);
   }
@@ -127,21 +127,30 @@ dhp_attention_bwd(const __grid_constant__ CUtensorMap own_s_map, const __grid_co
  * S had come, so this warpgroup has finished the step before. The last one waits until all have finished the step
  * before that, if there are stages enough, so that they need not go in step; then that stage is loaded again.
  */
-#define FREE_STAGE_AND_LOAD()                                                                          \
-  do {                                                                                                 \
-    const int before = index_before(at.index), freed = LAG ? index_before(before) : before;            \
-    bar_arrive(!is_last_group && (!LAG || done + 1 < steps), FINISHED + at.index, CTA_THREADS);        \
-    bar_sync(is_last_group && (!LAG || done > 0), FINISHED + (LAG ? before : at.index), CTA_THREADS);  \
-    load_tile(next.head < w.heads && arrived, &load, &statistics_map, base, freed, &w, next, p.heads); \
-    next = place_after(&w, next);                                                                      \
+#define FREE_STAGE_AND_LOAD()                                                                             \
+  do {                                                                                                    \
+    const int before = index_before(at.index), freed = SPARE ? index_before(before) : before;             \
+    bar_arrive(!is_last_group && (!SPARE || done + 1 < steps), FINISHED + at.index, CTA_THREADS);         \
+    bar_sync(is_last_group && (!SPARE || done > 0), FINISHED + (SPARE ? before : at.index), CTA_THREADS); \
+    load_tile(next.head < w.heads && arrived, &load, &statistics_map, base, freed, &w, next, p.heads);    \
+    next = place_after(&w, next);                                                                         \
   } while (0)
 
-/* A step, with the mask or without. */
+/* The next step's tile, while the tensor cores have work. After the last step: the phase before, which has come. */
+#define AWAIT_NEXT()                                                         \
+  do {                                                                       \
+    const stage after = stage_after(at);                                     \
+    const uint32_t parity = after.parity ^ (uint32_t)(done + 1 == steps);    \
+    arrived &= mbarrier_wait(stages_full + 8 * after.index, parity, p.zero); \
+  } while (0)
+
+/* A step, with the mask or without. Without a stage to spare, a tile is asked for as early as possible, and awaited
+ * last. */
 #define RUN_STEP(masked)                                                                   \
   do {                                                                                     \
-    arrived &= mbarrier_wait(stages_full + 8 * at.index, at.parity, p.zero);               \
     ISSUE_SCORES();                                                                        \
     wgmma_wait(WITH_DS);                                                                   \
+    if (!SPARE) FREE_STAGE_AND_LOAD();                                                     \
     int limit[2];                                                                          \
     for (int r = 0; r < 2; r++)                                                            \
       limit[r] = edge[r] - first_row(&w, now) - lane % 4 * 2;                              \
@@ -152,13 +161,17 @@ dhp_attention_bwd(const __grid_constant__ CUtensorMap own_s_map, const __grid_co
       wgmma_fence();                                                                       \
       issue_registers<wgmma_gradient>(from_p, packed_p, OF_STAGE(sum_dp), WALK, 1);        \
     }                                                                                      \
-    FREE_STAGE_AND_LOAD();                                                                 \
+    if (SPARE) {                                                                           \
+      FREE_STAGE_AND_LOAD();                                                               \
+      AWAIT_NEXT();                                                                        \
+    }                                                                                      \
     if (WITH_DS) {                                                                         \
       wgmma_wait(WITH_P);                                                                  \
       score_gradients(packed_ds, probability, dp, &queries, limit, masked);                \
       wgmma_fence();                                                                       \
       issue_registers<wgmma_gradient>(from_ds, packed_ds, OF_STAGE(sum_s), WALK, 1);       \
     }                                                                                      \
+    if (!SPARE) AWAIT_NEXT();                                                              \
     at = stage_after(at);                                                                  \
     now.tile++;                                                                            \
     done++;                                                                                \
