@@ -17,11 +17,13 @@ from torch import Tensor
 from dhp_safe_fa import _inspect
 from dhp_safe_fa._sdpa import HOPPER
 from dhp_safe_fa.bench import peers
+from dhp_safe_fa.bench.gradients import peers as gradient_peers
 
-from . import inputs
+from . import gradients, inputs
+from .bitwise.key_rows import gradient_ways
 from .bitwise.rows import Way, attention_ways
 from .inputs import Inputs, Shape
-from .targets import PEERS
+from .targets import BACKWARD, PEERS
 from .timing import inputs as timing_inputs
 from .tools import NotRun
 
@@ -128,8 +130,51 @@ def shipped(kernel: str | None = None) -> list[Subject]:
     return [_of_family(k) for k in chosen]
 
 
+def _peer_shapes() -> tuple[Shape, ...]:
+    """Self-attention that all peers support."""
+    batch, heads, seqlen = REFERENCE
+    full = Shape(batch, heads, heads, seqlen, seqlen, 128, "float16", False)
+    odd = replace(full, seqlen_q=seqlen + 13, seqlen_k=seqlen + 13, is_causal=True)
+    return full, replace(full, is_causal=True), replace(full, head_dim=64), odd
+
+
+def _peer_gradients(name: str) -> Subject:
+    """The backward pass of a peer, with what this project's forward gives. FlashAttention-3's is reached through
+    autograd, so that its calls compute the forward, too. NotRun if it is not there."""
+    short = name.removeprefix("sdpa-").removesuffix(BACKWARD)
+    if short in gradient_peers.OPERATORS:
+        _, differentiate = gradient_peers.OPERATORS[short]
+    else:
+        attention = gradient_peers.flash_attention_3(gradient_peers.FLASH_ATTENTION_3[short])
+        if isinstance(attention, str):
+            raise NotRun(f"--peer {name}: flash_attn_interface cannot be imported ({attention})")
+        differentiate = gradient_peers.at_once(attention)
+
+    def attend(inputs: Inputs, is_causal: bool) -> tuple[Tensor, ...]:
+        q, k, v, out, lse, grad_out = inputs
+        return differentiate(q, k, v, out, lse, grad_out, is_causal)
+
+    return Subject(
+        name,
+        attend,
+        nullcontext,
+        (),
+        _peer_shapes(),
+        outputs=("dq", "dk", "dv"),
+        ways=gradient_ways,
+        make=gradients.make,
+        matched=gradients.matched,
+        power=gradients.power,
+        classes=gradients.CLASSES,
+        tested=gradients.TESTED,
+        row_classes=gradients.ROW_CLASSES,
+    )
+
+
 def peer(name: str) -> Subject:
-    """A peer of the benchmark, on self-attention shapes that all peers support. NotRun if it is not there."""
+    """A peer of the benchmark, or its gradients, on self-attention. NotRun if it is not there."""
+    if name.endswith(BACKWARD):
+        return _peer_gradients(name)
     short = name.removeprefix("sdpa-")
     found, notes = peers.candidates("cuda")
     candidate = next((c for c in found if c.name == short), None)
@@ -140,11 +185,7 @@ def peer(name: str) -> Subject:
         q, k, v = inputs
         return (candidate.attend(q, k, v, is_causal),)
 
-    batch, heads, seqlen = REFERENCE
-    full = Shape(batch, heads, heads, seqlen, seqlen, 128, "float16", False)
-    shapes = [full, replace(full, is_causal=True), replace(full, head_dim=64)]
-    shapes.append(replace(full, seqlen_q=seqlen + 13, seqlen_k=seqlen + 13, is_causal=True))
-    return Subject(name, attend, candidate.context, (), tuple(shapes), outputs=("out",))
+    return Subject(name, attend, candidate.context, (), _peer_shapes(), outputs=("out",))
 
 
 def choose(kernel: str | None = None, peer_name: str | None = None) -> list[Subject]:

@@ -119,6 +119,20 @@ def through_autograd(attend: Attend) -> Prepare:
     return prepare
 
 
+def at_once(attend: Attend) -> Differentiate:
+    """The forward pass of attend and, through autograd, its backward pass, in one call."""
+
+    def differentiate(
+        q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, grad_out: Tensor, is_causal: bool
+    ) -> Gradients:
+        leaves = tuple(tensor.detach().requires_grad_() for tensor in (q, k, v))
+        with torch.enable_grad():
+            own = attend(leaves[0], leaves[1], leaves[2], is_causal)
+        return torch.autograd.grad(own, leaves, grad_out)
+
+    return differentiate
+
+
 # What autograd calls for torch's back ends on CUDA.
 OPERATORS: dict[str, tuple[SDPBackend, Differentiate]] = {
     "flash": (SDPBackend.FLASH_ATTENTION, flash),

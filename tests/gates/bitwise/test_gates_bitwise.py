@@ -328,6 +328,23 @@ def test_outputs_hold_the_poison_and_another_one_in_each_run(gpu: None) -> None:
         del outputs
 
 
+@pytest.mark.parametrize("workspace", [2**17 + 512, 2**23])
+def test_workspaces_hold_the_poison(gpu: None, workspace: int) -> None:
+    """Of a call that takes outputs first, then a workspace that it does not return."""
+
+    def call() -> tuple[torch.Tensor, ...]:
+        outputs = [torch.empty(2**22, dtype=torch.uint8, device="cuda") for _ in range(2)]
+        scratch = torch.empty(workspace, dtype=torch.uint8, device="cuda")
+        return (*outputs, (scratch == scratch[0]).all() & (scratch[0] == memory_byte[0]))
+
+    memory, memory_byte = PoisonedBlocks([torch.empty(2**22, dtype=torch.uint8, device="cuda") for _ in range(2)]), [0]
+    for run in range(5):
+        memory.poison(run)
+        memory_byte[0] = run * 37 % 256
+        *_, held = call()
+        assert bool(held)
+
+
 def test_memory_that_was_not_poisoned_is_noticed(gpu: None) -> None:
     before = torch.empty(10, device="cuda")
     memory = PoisonedBlocks([before])
