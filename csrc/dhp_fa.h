@@ -69,7 +69,7 @@ typedef struct dhp_attention {
   dhp_tensor out;        /* [B, Hq, Sq, D]; a row that sees no key becomes 0 */
   void *lse;             /* [B, Hq, Sq] contiguous float32 (float64 where q is), natural logarithm, -inf where no key
                             is seen; NULL: not wanted */
-  float scale;           /* finite, >= 0 */
+  double scale;          /* >= 0; finite, also as the float32 in which all but float64 calls use it */
   int is_causal;         /* 0: every key is visible; 1: key j is visible to query i iff j <= i + causal_offset */
   int64_t causal_offset; /* 0 is torch SDPA's alignment, Sk - Sq is FlashAttention's */
 } dhp_attention;

@@ -87,8 +87,8 @@ static dhp_status launch(const dhp_session *session, const dhp_backward *args, c
       .head_dim = (int32_t)owned[3],
       .is_causal = forward->is_causal != 0,
       .causal_offset = (int32_t)mask.highest,
-      .scale = forward->scale,
-      .scale_log2 = fmaxf((float)(forward->scale * LOG2_E), FLT_MIN), /* as in the forward */
+      .scale = (float)forward->scale,
+      .scale_log2 = fmaxf((float)((double)(float)forward->scale * LOG2_E), FLT_MIN), /* as in the forward */
       .zero = 0,
   };
   set_output(owns_keys ? &args->dk : &args->dq, &params.from_ds, params.from_ds_stride);
