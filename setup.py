@@ -172,8 +172,8 @@ setup(
             define_macros=[("TORCH_TARGET_VERSION", TORCH_2_10)],
             extra_compile_args=["-std=c++17", *C_FLAGS],
             # libtorch is kept among the needed libraries although no symbol of it is used: where torch has CUDA, it
-            # leads to libtorch_cuda, where the weak stream function of running.cpp lives. Not in `libraries`, which come
-            # before these options: a wheel linked against a CPU-only torch would then find no stream elsewhere.
+            # leads to libtorch_cuda, where the weak stream function of running.cpp lives. Not in `libraries`, which
+            # come before these options: a wheel linked against a CPU-only torch would then find no stream elsewhere.
             extra_link_args=["-Wl,--no-as-needed", "-ldhp_fa", "-ltorch", "-ltorch_cpu", "-lc10", "-Wl,-rpath,$ORIGIN"],
         ),
         Extension(

@@ -21,7 +21,6 @@ from types import FunctionType
 from typing import Any, ClassVar, Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
@@ -56,13 +55,21 @@ NEED_WEIGHTS_REASON = (
     "scaled_dot_product_attention; pass need_weights=False"
 )
 
-# A mode is off while it handles a function, so torch's multi-head attention would call SDPA unseen. This is torch's own
-# code, except that it does not hand itself to the mode a second time.
-_multi_head = FunctionType(
-    torch_multi_head.__code__,
-    {**vars(F), "has_torch_function": lambda _: False},
-    argdefs=torch_multi_head.__defaults__,
-)
+
+
+def _not_handed_on(function: Any) -> FunctionType:
+    """A mode is off while it handles a function, and what this one calls would go unseen. This is torch's own code,
+    except that it does not hand itself to the mode, and so can be called with the mode on."""
+    asked = dict.fromkeys(("has_torch_function", "has_torch_function_unary"), lambda _: False)
+    names = {**function.__globals__, **asked}
+    copy = FunctionType(function.__code__, names, argdefs=function.__defaults__)
+    copy.__kwdefaults__ = function.__kwdefaults__
+    return copy
+
+
+_multi_head = _not_handed_on(torch_multi_head)
+# A backward pass may compute attention again, in checkpoints.
+_BACKWARD_PASSES = (Tensor.backward, torch.autograd.backward, torch.autograd.grad)
 _MULTI_HEAD_ARGUMENTS = inspect.signature(torch_multi_head)
 _NEED_WEIGHTS = list(_MULTI_HEAD_ARGUMENTS.parameters).index("need_weights")
 _NUM_HEADS = list(_MULTI_HEAD_ARGUMENTS.parameters).index("num_heads")
@@ -127,6 +134,9 @@ class Policy(TorchFunctionMode):
             return self._attend(func, *args, **kwargs)
         if func is torch_multi_head or func is default_multi_head:
             return self._attend_with_heads(*args, **kwargs)
+        if func in _BACKWARD_PASSES:
+            with self:
+                return _not_handed_on(func)(*args, **kwargs)
         if func in FUSED:
             self._refuse_or_note(args[0], args[0], FUSED_REASON)
         if func in FLEX:

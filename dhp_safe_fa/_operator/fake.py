@@ -92,7 +92,7 @@ def _row_dtype(q: Tensor) -> torch.dtype:
 
 
 def _check(q: Tensor, k: Tensor, v: Tensor, *given: Any, **named: Any) -> None:
-    options = DEFAULTS | dict(zip(DEFAULTS, given, strict=False)) | named
+    options: dict[str, Any] = DEFAULTS | dict(zip(DEFAULTS, given, strict=False)) | named
     checks = _Checks("attention")
     checks.given("[B, H, S, D]", q=q, k=k, v=v)
     checks.on_device_of(q, k=k, v=v)

@@ -26,7 +26,7 @@ def _rule(name: str) -> Callable[..., Any]:
         from torch._functorch.pyfunctorch import FunctionalizeInterpreter as Functionalize
         from torch._functorch.pyfunctorch import VmapInterpreter, retrieve_current_functorch_interpreter
 
-        transform = retrieve_current_functorch_interpreter()
+        transform: Any = retrieve_current_functorch_interpreter()
         if isinstance(transform, VmapInterpreter):
             return _mapped(name, operator, transform, list(zip(arguments, ranks, strict=False)))
         if isinstance(transform, Functionalize):
@@ -69,10 +69,11 @@ def _recording(transform: Any, operator: Any, *arguments: Any) -> Any:
 def _mapped(name: str, operator: Any, transform: Any, arguments: Iterable[tuple[Any, int]]) -> Any:
     """N calls with batches of B as one call with a batch of N * B. Of each argument: its rank without N."""
     level, size = transform.level(), transform.batch_size()
-    unwrapped = [
-        (*(torch._C._functorch._unwrap_batched(argument, level) if isinstance(argument, Tensor) else (argument, None)), rank)
-        for argument, rank in arguments
-    ]
+
+    def unwrap(argument: Any) -> Any:
+        return torch._C._functorch._unwrap_batched(argument, level) if isinstance(argument, Tensor) else (argument, None)
+
+    unwrapped = [(*unwrap(argument), rank) for argument, rank in arguments]
     with transform.lower():
         if all(dim is None for _, dim, _ in unwrapped):
             return operator(*(argument for argument, _, _ in unwrapped))

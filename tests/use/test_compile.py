@@ -95,7 +95,7 @@ def test_compile_with_gradients(device: str, rng: torch.Generator, which: str, f
 
     backend = aot_autograd(fw_compiler=keep)
     compiled = torch.compile(cached_block, fullgraph=True, dynamic=True, backend=backend)
-    for sq, sk in ((5, 50), (9, 72)):
+    for sq, sk in ((5, 50), (9, 54)):  # a graph fixes their difference, which is the offset
         inputs = qkv(rng, Target(device, torch.float16), 2, 4, 2, sq, sk, 64)
         found = []
         for function in (compiled, cached_block):

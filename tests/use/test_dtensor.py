@@ -1,4 +1,5 @@
-"""Attention on DTensors in two processes: which placements run without communication, and that every one is right."""
+"""Attention on DTensors in two processes: which placements run without communication, and that every one is right, of
+results and of gradients."""
 
 from __future__ import annotations
 
@@ -22,6 +23,7 @@ def worker(rank: int, folder: str) -> None:
     dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=PROCESSES)
     try:
         check_placements()
+        check_gradients()
         dist.barrier()
     finally:
         dist.destroy_process_group()
@@ -61,6 +63,46 @@ def check_placements() -> None:
             assert isinstance(got, DTensor) and got.shape == expected.shape
             assert not silent or got.placements == (place_q,), case
             assert same_bits(got.full_tensor(), expected), case
+
+
+def check_gradients() -> None:
+    """Each has the bits that it has in one process, whichever are needed; silent means the backward alone."""
+    from torch.distributed.tensor import Replicate, Shard, distribute_tensor, init_device_mesh
+    from torch.distributed.tensor.debug import CommDebugMode
+
+    mesh = init_device_mesh("cpu", (PROCESSES,))
+    rng = torch.Generator().manual_seed(7)
+    batch, heads, rows, all_of_it = Shard(0), Shard(1), Shard(2), Replicate()
+    cases = [
+        (4, 2, batch, batch, True),
+        (4, 2, heads, heads, True),
+        (4, 4, heads, heads, True),
+        (5, 1, heads, all_of_it, False),  # dk and dv are sums over all query heads, in one order
+        (4, 2, all_of_it, all_of_it, True),
+        (6, 3, heads, heads, False),
+        (4, 2, rows, rows, False),
+    ]
+    for query_heads, key_heads, place_q, place_k, silent in cases:
+        q = torch.randn(3, query_heads, 5, 16, generator=rng)
+        k, v = torch.randn(2, 3, key_heads, 7, 16, generator=rng)
+        placements = (place_q, place_k, place_k)
+        for needed in ((True, True, True), (True, False, False), (False, True, True)):
+            leaves = [t.clone().requires_grad_(need) for t, need in zip((q, k, v), needed, strict=True)]
+            out, lse = dhp_safe_fa.attention_lse(*leaves, **CAUSAL)
+            ((out * out).sum() + lse.sum()).backward()
+            sharded = [distribute_tensor(t, mesh, [p]) for t, p in zip((q, k, v), placements, strict=True)]
+            sharded = [t.requires_grad_(need) for t, need in zip(sharded, needed, strict=True)]
+            out, lse = dhp_safe_fa.attention_lse(*sharded, **CAUSAL)
+            loss = (out * out).sum() + lse.sum()
+            with CommDebugMode() as communication:
+                loss.backward()
+            case = f"{query_heads} and {key_heads} heads, q {place_q}, k and v {place_k}, needed {needed}"
+            assert (communication.get_total_counts() == 0) == silent, case
+            for got, want, placement in zip(sharded, leaves, placements, strict=True):
+                assert (got.grad is None) == (want.grad is None)
+                if got.grad is not None and want.grad is not None:
+                    assert not silent or got.grad.placements == (placement,), case
+                    assert same_bits(got.grad.full_tensor(), want.grad), case
 
 
 def test_two_processes(tmp_path: Path) -> None:

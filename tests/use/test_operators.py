@@ -17,9 +17,9 @@ ARGUMENTS = "Tensor q, Tensor k, Tensor v, bool is_causal=False, float? scale=No
 SCHEMAS = {
     "attention": f"dhp::attention({ARGUMENTS}) -> Tensor",
     "attention_lse": f"dhp::attention_lse({ARGUMENTS}) -> (Tensor out, Tensor lse)",
-    "attention_backward": "dhp::attention_backward(Tensor grad_out, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, "
-    "bool is_causal=False, float? scale=None, int causal_offset=0, Tensor? grad_lse=None, bool need_dq=True, "
-    "bool need_dk=True, bool need_dv=True) -> (Tensor dq, Tensor dk, Tensor dv)",
+    "attention_backward": "dhp::attention_backward(Tensor grad_out, Tensor q, Tensor k, Tensor v, Tensor out, "
+    "Tensor lse, bool is_causal=False, float? scale=None, int causal_offset=0, Tensor? grad_lse=None, "
+    "bool need_dq=True, bool need_dk=True, bool need_dv=True) -> (Tensor dq, Tensor dk, Tensor dv)",
 }
 BACKWARD = torch.ops.dhp.attention_backward.default
 

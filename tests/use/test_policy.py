@@ -72,10 +72,8 @@ def test_secure(q: Tensor) -> None:
 REASONS: dict[str, tuple[Callable[[Tensor], Any], str]] = {
     "mask": (masked, "attn_mask"),
     "dropout": (lambda q: attend(q, dropout_p=0.5), "dropout_p"),
-    "dtype": (lambda q: attend(q.double()), "dtype"),
     "head_dim": (lambda q: attend(q.repeat(1, 1, 1, 9)), "head_dim 576"),
     "scale": (lambda q: attend(q, scale=-1.0), "scale"),
-    "gradients": (lambda q: torch.enable_grad()(attend)(q.clone().requires_grad_()), "gradients"),
     "value": (lambda q: F.scaled_dot_product_attention(q, q, q[..., :32]), "value"),
     "grouped_heads_unasked": (lambda q: F.scaled_dot_product_attention(q, q[:, :2], q[:, :2]), "enable_gqa"),
 }
@@ -101,6 +99,12 @@ def test_every_reason(q: Tensor, case: str) -> None:
         (noted,) = policy.calls
         assert noted.reason is not None and word in noted.reason and noted.backend != "dhp"
         assert len([w for w in caught if "policy('hybrid')" in str(w.message)]) == (name == "hybrid")
+
+
+def test_dtype_that_torch_does_not_serve_either(q: Tensor) -> None:
+    with dhp_safe_fa.policy("secure") as secure, pytest.raises(RuntimeError, match=r"dtype: torch\.complex64"):
+        attend(q.to(torch.complex64))
+    assert not secure.calls
 
 
 def test_hybrid(q: Tensor) -> None:

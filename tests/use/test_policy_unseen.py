@@ -301,8 +301,57 @@ def test_recomputed_in_the_backward_pass(q: Tensor) -> None:
     with torch.enable_grad():
         leaf = q.clone().requires_grad_()
         loss = checkpoint(lambda q: attend(q) * 2, leaf, use_reentrant=True).sum()
-        with dhp_safe_fa.policy("secure"):
-            refused(lambda: loss.backward(), "gradients")
+        with dhp_safe_fa.policy("secure") as policy:
+            loss.backward()
+        assert [call.backend for call in policy.calls.elements()] == ["dhp"]
+        assert leaf.grad is not None and same_bits(leaf.grad, gradient_of_attention(q))
+
+
+def gradient_of_attention(q: Tensor) -> Tensor:
+    """Of (2 * attention(q, q, q)).sum()."""
+    leaf = q.detach().clone().requires_grad_()
+    (2 * dhp_safe_fa.attention(leaf, leaf, leaf)).sum().backward()
+    assert leaf.grad is not None
+    return leaf.grad
+
+
+TRAINING: dict[str, Callable[[Tensor], Any]] = {
+    "backward": lambda q: (attend(q) * 2).sum().backward(),
+    "reentrant checkpoint": lambda q: (checkpoint(attend, q, use_reentrant=True) * 2).sum().backward(),
+    "checkpoint": lambda q: (checkpoint(attend, q, use_reentrant=False) * 2).sum().backward(),
+    "compiled": lambda q: (torch.compile(attend, fullgraph=True, backend="aot_eager")(q) * 2).sum().backward(),
+    "grad": lambda q: setattr(q, "grad", torch.func.grad(lambda q: (attend(q) * 2).sum())(q.detach())),
+}
+
+
+@block_or_setting
+@pytest.mark.parametrize("how", TRAINING)
+def test_training(q: Tensor, how: str, setting: bool) -> None:
+    """Served both ways, whatever runs the backward pass."""
+    with torch.enable_grad():
+        want, leaf = gradient_of_attention(q), q.clone().requires_grad_()
+        with secured(setting):
+            TRAINING[how](leaf)
+        assert leaf.grad is not None and same_bits(leaf.grad, want)
+
+
+def test_backward_passes_meet_policies(q: Tensor) -> None:
+    """What a policy served is no attention from outside, for it and for another; its own calls are counted once."""
+    with torch.enable_grad():
+        leaf = q.clone().requires_grad_()
+        with dhp_safe_fa.policy("secure") as policy:
+            loss = (attend(leaf) * 2).sum()
+        with dhp_safe_fa.policy("secure") as other, dhp_safe_fa.policy("audit") as audit:
+            loss.backward()
+        assert [call.backend for call in policy.calls.elements()] == ["dhp"] and not other.calls and not audit.calls
+        assert leaf.grad is not None and same_bits(leaf.grad, gradient_of_attention(q))
+
+
+def test_the_backward_called_by_itself(q: Tensor) -> None:
+    out, lse = dhp_safe_fa.attention_lse(q, q, q)
+    with dhp_safe_fa.policy("secure"):
+        torch.ops.dhp.attention_backward(out, q, q, q, out, lse)
+        torch.ops.dhp.attention_backward.default(out, q, q, q, out, lse)
 
 
 # ---- threads that torch starts --------------------------------------------------------------------------------------
