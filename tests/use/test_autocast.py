@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from harness import Target, as_tuple, both_operators, qkv, same_bits
+from harness import Target, as_tuple, both_operators, gradients, qkv, same_bits
 
 import dhp_safe_fa
 
@@ -43,15 +43,29 @@ def test_autocast_that_is_off_casts_nothing(device: str, rng: torch.Generator) -
             dhp_safe_fa.attention(q, k.float(), v)
 
 
-def test_autocast_still_refuses_gradients(device: str, rng: torch.Generator) -> None:
+def test_gradients_under_autocast(device: str, rng: torch.Generator) -> None:
+    """In the dtype of the inputs, computed in the autocast dtype, as the forward was."""
     q, k, v = (t.float() for t in qkv(rng, Target(device, torch.bfloat16), 2, 4, 2, 33, 70, 64))
-    for tensors in ((q.clone().requires_grad_(), k, v), (q, k.clone().requires_grad_(), v)):
-        with torch.autocast(device, dtype=torch.bfloat16), pytest.raises(RuntimeError, match="backward"):
-            dhp_safe_fa.attention(*tensors)
+    grad_out = q.bfloat16()
+    want = gradients(*(t.bfloat16() for t in (q, k, v)), grad_out, is_causal=True)
+    leaves = [t.requires_grad_() for t in (q, k, v)]
+    with torch.autocast(device, dtype=torch.bfloat16):
+        out = dhp_safe_fa.attention(*leaves, is_causal=True)
+    found = torch.autograd.grad(out, leaves, grad_out, retain_graph=True)
+    assert all(same_bits(f, w.float()) for f, w in zip(found, want, strict=True))
+    with torch.autocast(device, dtype=torch.float16):  # whatever a backward pass stands in
+        found = torch.autograd.grad(out, leaves, grad_out)
+    assert all(same_bits(f, w.float()) for f, w in zip(found, want, strict=True))
 
 
 def test_autocast_does_not_take_double(device: str, rng: torch.Generator) -> None:
     """As everywhere in torch, autocast leaves float64 alone."""
     q, k, v = (t.double() for t in qkv(rng, Target(device, torch.bfloat16), 2, 4, 2, 33, 70, 64))
-    with torch.autocast(device, dtype=torch.bfloat16), pytest.raises(RuntimeError, match="dtype"):
-        dhp_safe_fa.attention(q, k, v)
+    with torch.autocast(device, dtype=torch.bfloat16):
+        if device == "cpu":
+            assert dhp_safe_fa.attention(q, k, v).dtype == torch.float64
+        else:
+            with pytest.raises(RuntimeError, match="dtype float64"):
+                dhp_safe_fa.attention(q, k, v)
+        with pytest.raises(RuntimeError, match="dtype"):
+            dhp_safe_fa.attention(q, k.bfloat16(), v)

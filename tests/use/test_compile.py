@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from harness import LAYOUTS, Target, normal, qkv, require_ahead_of_time, same_bits, torch_jit_is_deprecated
+from functorch.compile import make_boxed_func
+from harness import LAYOUTS, Target, gradients, normal, qkv, require_ahead_of_time, same_bits, torch_jit_is_deprecated
 from torch import Tensor
+from torch._dynamo.backends.common import aot_autograd
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.overrides import TorchFunctionMode
 
@@ -82,13 +84,65 @@ def test_compile_under_autocast(device: str, rng: torch.Generator, fresh_compile
     assert got.dtype == torch.bfloat16 and same_bits(got, want)
 
 
-def test_compile_refuses_gradients(device: str, rng: torch.Generator, fresh_compiler: None) -> None:
-    q, k, v = qkv(rng, Target(device, torch.float16), 2, 4, 2, 33, 70, 64)
-    compiled = torch.compile(dhp_safe_fa.attention, fullgraph=True, backend="aot_eager")
-    with pytest.raises(RuntimeError, match="backward"):
-        compiled(q.requires_grad_(), k, v)
-    with torch.no_grad():
-        assert same_bits(compiled(q, k, v), dhp_safe_fa.attention(q, k, v))
+@pytest.mark.parametrize("which", ["q", "kv", "qkv"])
+def test_compile_with_gradients(device: str, rng: torch.Generator, which: str, fresh_compiler: None) -> None:
+    """One graph each way, with dynamic shapes; the backward computes what is needed alone."""
+    graphs: list[list[Any]] = []
+
+    def keep(graph: torch.fx.GraphModule, _inputs: Any) -> Any:
+        graphs.append([node for node in graph.graph.nodes if "dhp" in str(node.target)])
+        return make_boxed_func(graph.forward)
+
+    backend = aot_autograd(fw_compiler=keep)
+    compiled = torch.compile(cached_block, fullgraph=True, dynamic=True, backend=backend)
+    for sq, sk in ((5, 50), (9, 72)):
+        inputs = qkv(rng, Target(device, torch.float16), 2, 4, 2, sq, sk, 64)
+        found = []
+        for function in (compiled, cached_block):
+            leaves = [t.clone().requires_grad_(name in which) for name, t in zip("qkv", inputs, strict=True)]
+            out, lse = function(*leaves)
+            (out.sum() + lse.sum()).backward()
+            found.append([t.grad for t in leaves if t.requires_grad])
+        assert all(same_bits(g, w) for g, w in zip(*found, strict=True))
+    (forward,), (backward,) = graphs
+    assert forward.target is torch.ops.dhp.attention_lse.default
+    given = dict(zip((a.name for a in backward.target._schema.arguments), backward.args, strict=False))
+    assert [given.get(f"need_d{name}", True) for name in "qkv"] == [name in which for name in "qkv"]
+
+
+@torch_jit_is_deprecated
+def test_compiled_training_step(device: str, rng: torch.Generator, fresh_compiler: None) -> None:
+    """Inductor, one graph; the parameters after three steps are those of eager within rounding, and repeat exactly."""
+    target = Target(device, torch.float32 if device == "cpu" else torch.bfloat16)
+    rows, weight = normal(rng, (2, 40, 64), target), normal(rng, (3 * 64, 64), target) / 8
+
+    def train(compile_it: bool) -> Tensor:
+        parameter = weight.clone().requires_grad_()
+
+        def loss(x: Tensor) -> Tensor:
+            return block((x @ parameter.T).unflatten(-1, (3, 4, 16))).float().square().mean()
+
+        step = torch.compile(loss, fullgraph=True) if compile_it else loss
+        for _ in range(3):
+            step(rows).backward()
+            assert parameter.grad is not None
+            with torch.no_grad():
+                parameter -= parameter.grad
+            parameter.grad = None
+        return parameter.detach()
+
+    first = train(True)
+    assert same_bits(first, train(True))
+    tolerance = 1e-5 if device == "cpu" else 2e-2
+    torch.testing.assert_close(first, train(False), rtol=tolerance, atol=tolerance)
+    assert not torch.equal(first, weight)
+
+
+def test_compiled_transforms(device: str, rng: torch.Generator, fresh_compiler: None) -> None:
+    q, k, v = (normal(rng, (3, 1, 2, 9, 16), Target(device, torch.float16)) for _ in range(3))
+    each = torch.func.vmap(torch.func.grad(lambda *t: dhp_safe_fa.attention(*t).float().sum(), argnums=(0, 1, 2)))
+    compiled = torch.compile(each, fullgraph=True, backend="aot_eager")
+    assert all(same_bits(g, w) for g, w in zip(compiled(q, k, v), each(q, k, v), strict=True))
 
 
 class Block(torch.nn.Module):
@@ -109,15 +163,16 @@ def test_export(device: str, rng: torch.Generator) -> None:
 
 # torch.export itself uses what torch has deprecated.
 @pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")
-def test_exported_program_refuses_gradients(device: str, rng: torch.Generator) -> None:
+def test_gradients_of_an_exported_program(device: str, rng: torch.Generator) -> None:
     """Exported without gradients in mind, then trained: the graph must not drop them in silence."""
     example = normal(rng, (2, 50, 3, 4, 64), Target(device, torch.float16))
     with torch.no_grad():
         program = torch.export.export(Block(), (example,))
-    with pytest.raises(RuntimeError, match="backward"):
-        program.module()(example.clone().requires_grad_())
-    with pytest.raises(RuntimeError, match="backward"):
-        program.run_decompositions().module()(example.clone().requires_grad_())
+    leaf = example.clone().requires_grad_()
+    (want,) = torch.autograd.grad(block(leaf).sum(), leaf)
+    for exported in (program, program.run_decompositions()):
+        (found,) = torch.autograd.grad(exported.module()(leaf).sum(), leaf)
+        assert same_bits(found, want)
 
 
 @pytest.mark.long
@@ -161,8 +216,8 @@ def test_traced_with_tensors(target: Target, rng: torch.Generator, pre_dispatch:
     traced = make_fx(lambda q, k, v: dhp_safe_fa.attention(q, k, v), pre_dispatch=pre_dispatch)(q, k, v)
     nodes = [node.target for node in traced.graph.nodes if node.op == "call_function"]
     assert nodes == [torch.ops.dhp.attention.default]
-    with pytest.raises(RuntimeError, match="no backward"):
-        traced(q.requires_grad_(), k, v)
+    (found,) = torch.autograd.grad(traced(q.requires_grad_(), k, v).sum(), q)
+    assert same_bits(found, gradients(q.detach(), k, v, torch.ones_like(q)).dq)
 
 
 def test_function_modes_see_grad_mode_as_it_is(target: Target, rng: torch.Generator) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from harness import EXPANSIONS, LAYOUTS, Target, as_tuple, attend, both_operators, qkv, same_bits
+from harness import EXPANSIONS, LAYOUTS, OPERATORS, Target, as_tuple, attend, both_operators, qkv, same_bits
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -17,18 +17,23 @@ ARGUMENTS = "Tensor q, Tensor k, Tensor v, bool is_causal=False, float? scale=No
 SCHEMAS = {
     "attention": f"dhp::attention({ARGUMENTS}) -> Tensor",
     "attention_lse": f"dhp::attention_lse({ARGUMENTS}) -> (Tensor out, Tensor lse)",
+    "attention_backward": "dhp::attention_backward(Tensor grad_out, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, "
+    "bool is_causal=False, float? scale=None, int causal_offset=0, Tensor? grad_lse=None, bool need_dq=True, "
+    "bool need_dk=True, bool need_dv=True) -> (Tensor dq, Tensor dk, Tensor dv)",
 }
+BACKWARD = torch.ops.dhp.attention_backward.default
 
 
 # ---- registration ---------------------------------------------------------------------------------------------------
 
 
-@both_operators
+@pytest.mark.parametrize("operator", [*OPERATORS, BACKWARD], ids=lambda operator: operator.name())
 def test_schema(operator: Any) -> None:
     name = operator.name().removeprefix("dhp::")
     want = torch._C.parse_schema(SCHEMAS[name])
     assert str(operator._schema) == str(want)
     assert not operator._schema.is_mutable
+    assert torch.Tag.pt2_compliant_tag in operator.tags
 
 
 def samples(rng: torch.Generator, device: str) -> Iterator[tuple[tuple[Tensor, ...], dict[str, Any]]]:
@@ -53,10 +58,19 @@ def test_opcheck(operator: Any, device: str, rng: torch.Generator) -> None:
 
 
 @both_operators
-def test_opcheck_of_autograd_registration(operator: Any, target: Target, rng: torch.Generator) -> None:
-    """Needs inputs that require grad, which the operator refuses to run with; the check itself does not run it."""
-    tensors = [t.requires_grad_() for t in qkv(rng, target, 1, 2, 2, 3, 4, 64)]
-    torch.library.opcheck(operator, tuple(tensors), test_utils="test_autograd_registration")
+def test_opcheck_with_gradients(operator: Any, target: Target, rng: torch.Generator) -> None:
+    for which in ("qkv", "q", "kv"):
+        tensors = qkv(rng, target, 1, 4, 2, 3, 5, 64)
+        given = tuple(t.requires_grad_(name in which) for name, t in zip("qkv", tensors, strict=True))
+        torch.library.opcheck(operator, given, {"is_causal": True, "causal_offset": 1})
+
+
+def test_opcheck_of_the_backward(device: str, rng: torch.Generator) -> None:
+    for arguments, options in samples(rng, device):
+        out, lse = torch.ops.dhp.attention_lse(*arguments, **options)
+        for extra in ({}, {"grad_lse": lse, "need_dk": False}, {"need_dq": False, "need_dv": False}):
+            grad_out = out.transpose(1, 2).contiguous().transpose(1, 2)
+            torch.library.opcheck(BACKWARD, (grad_out, *arguments, out, lse), options | extra)
 
 
 def test_functions_are_the_operators(target: Target, rng: torch.Generator) -> None:
@@ -97,6 +111,22 @@ def test_fake_and_meta_agree_with_the_real_result(
     assert all(f.device == w.device for f, w in zip(as_tuple(fake), as_tuple(want), strict=True))
     meta = [torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="meta") for t in (q, k, v)]
     assert described(operator(*meta, True)) == described(want)
+
+
+@pytest.mark.parametrize("layout", [*LAYOUTS, *EXPANSIONS])
+@pytest.mark.parametrize("needed", [(True, True, True), (True, False, False), (False, True, True)], ids=str)
+def test_fake_and_meta_gradients_agree_with_the_real_ones(
+    target: Target, rng: torch.Generator, layout: str, needed: tuple[bool, bool, bool]
+) -> None:
+    q, k, v = ((LAYOUTS | EXPANSIONS)[layout](t) for t in qkv(rng, target, 2, 4, 4, 33, 33, 64))
+    given = (q.contiguous(), q, k, v, *torch.ops.dhp.attention_lse(q, k, v))
+    options = (False, None, 0, None, *needed)
+    want = BACKWARD(*given, *options)
+    with FakeTensorMode() as mode:
+        fake = BACKWARD(*(mode.from_tensor(t) for t in given), *options)
+    assert described(fake) == described(want)
+    meta = [torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="meta") for t in given]
+    assert described(BACKWARD(*meta, *options)) == described(want)
 
 
 def test_meta_allocates_nothing() -> None:

@@ -1,10 +1,14 @@
-"""The operators under torch.func.vmap."""
+"""The operators under torch.func: vmap, grad, vjp, and one over another."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from functools import partial
+
 import pytest
 import torch
-from harness import Target, normal, qkv, same_bits
+from harness import Target, gradients, normal, qkv, same_bits, torch_jit_is_deprecated
+from torch import Tensor
 
 import dhp_safe_fa
 
@@ -50,14 +54,89 @@ def test_vmap_refusals(target: Target, rng: torch.Generator) -> None:
     q, k, v = qkv(rng, target, 2, 4, 2, 9, 7, 64)
     with pytest.raises(RuntimeError, match=r"rank 3 inside of vmap; expected 4 dimensions \[B, H, S, D\]"):
         torch.func.vmap(dhp_safe_fa.attention)(q, k, v)
-    with pytest.raises(RuntimeError, match="no backward"):
-        torch.func.vmap(torch.func.grad(lambda x: dhp_safe_fa.attention(x, k, v).float().sum()))(q[None])
-    with pytest.raises(RuntimeError, match="no backward"):
-        torch.func.grad(lambda x: torch.func.vmap(lambda y: dhp_safe_fa.attention(y, k, v))(x).float().sum())(q[None])
-    with pytest.raises(RuntimeError, match="no backward"):
-        torch.func.jvp(lambda x: dhp_safe_fa.attention(x, k, v), (q,), (q,))
-    x = q[None].requires_grad_()  # what vmap hands on does not say so
-    with pytest.raises(RuntimeError, match="no backward"):
-        torch.func.vmap(lambda y: dhp_safe_fa.attention(y, k, v))(x)
-    with pytest.raises(RuntimeError, match="no backward"):
-        torch.func.vmap(lambda y: dhp_safe_fa.attention_lse(y * 2, k, v))(x)
+    with pytest.raises(RuntimeError, match="functionalize is not supported"):
+        torch.func.functionalize(dhp_safe_fa.attention)(q, k, v)
+
+
+# ---- gradients ------------------------------------------------------------------------------------------------------
+
+
+def loss(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    out, lse = dhp_safe_fa.attention_lse(q, k, v, is_causal=True)
+    return out.float().square().sum() + lse.sum()
+
+
+def by_autograd(function: Callable[..., Tensor], *tensors: Tensor) -> tuple[Tensor, ...]:
+    leaves = [t.detach().clone().requires_grad_() for t in tensors]
+    return torch.autograd.grad(function(*leaves), leaves)
+
+
+def assert_same(got: Sequence[Tensor], want: Sequence[Tensor]) -> None:
+    assert all(same_bits(g, w) for g, w in zip(got, want, strict=True))
+
+
+def test_grad_and_vjp(target: Target, rng: torch.Generator) -> None:
+    q, k, v = qkv(rng, target, 2, 4, 2, 9, 7, 64)
+    want = by_autograd(loss, q, k, v)
+    assert_same(torch.func.grad(loss, argnums=(0, 1, 2))(q, k, v), want)
+    assert_same([torch.func.grad(loss, argnums=1)(q, k, v)], want[1:2])
+    value, pull = torch.func.vjp(loss, q, k, v)
+    assert_same(pull(torch.ones_like(value)), want)
+    only_out, pull = torch.func.vjp(lambda *t: dhp_safe_fa.attention(*t, scale=0.3), q, k, v)
+    assert_same(pull(q), gradients(q, k, v, q, scale=0.3))
+    assert same_bits(only_out, dhp_safe_fa.attention(q, k, v, scale=0.3))
+
+
+def test_gradients_of_each_sample(target: Target, rng: torch.Generator) -> None:
+    """vmap over grad, of all inputs and of shared ones; and of the sum of a vmap."""
+    q, k, v = (normal(rng, (3, *t), target) for t in ((2, 4, 9, 64), (2, 2, 7, 64), (2, 2, 7, 64)))
+    every = torch.func.vmap(torch.func.grad(loss, argnums=(0, 1, 2)))
+    want = [by_autograd(loss, q[i], k[i], v[i]) for i in range(3)]
+    for got, each in zip(every(q, k, v), zip(*want, strict=True), strict=True):
+        assert same_bits(got, torch.stack(each))
+    shared = torch.func.vmap(torch.func.grad(loss, argnums=(0, 1)), in_dims=(0, None, None))(q, k[0], v[0])
+    want = [by_autograd(loss, q[i], k[0], v[0])[:2] for i in range(3)]
+    for got, each in zip(shared, zip(*want, strict=True), strict=True):
+        assert same_bits(got, torch.stack(each))
+    of_a_sum = torch.func.grad(lambda q: torch.func.vmap(loss)(q, k, v).sum())(q)
+    assert same_bits(of_a_sum, every(q, k, v)[0])
+
+
+def test_vmap_of_what_autograd_records(target: Target, rng: torch.Generator) -> None:
+    q, k, v = (normal(rng, (3, 2, 4, 9, 64), target) for _ in range(3))
+    got = by_autograd(lambda *t: torch.func.vmap(loss)(*t).sum(), q, k, v)
+    for i in range(3):
+        assert_same([g[i] for g in got], by_autograd(loss, q[i], k[i], v[i]))
+
+
+def test_jacobian(rng: torch.Generator) -> None:
+    """jacrev is a vmap over one vjp: many grad_outs for one forward."""
+    q, k, v = (t.double() for t in qkv(rng, Target("cpu", torch.float32), 1, 2, 1, 3, 4, 5))
+    got = torch.func.jacrev(dhp_safe_fa.attention, argnums=(0, 1, 2))(q, k, v)
+    want = torch.autograd.functional.jacobian(dhp_safe_fa.attention, (q, k, v))
+    assert_same(got, want)
+
+
+def test_no_grad_inside_of_a_transform(target: Target, rng: torch.Generator) -> None:
+    q, k, v = qkv(rng, target, 1, 2, 2, 9, 7, 64)
+
+    def partly(q: Tensor) -> Tensor:
+        with torch.no_grad():
+            constant = dhp_safe_fa.attention(q, k, v)
+        return (q * constant).float().sum()
+
+    assert same_bits(torch.func.grad(partly)(q), dhp_safe_fa.attention(q, k, v))
+
+
+@torch_jit_is_deprecated
+def test_what_transforms_do_not_have(target: Target, rng: torch.Generator) -> None:
+    q, k, v = qkv(rng, target, 1, 2, 2, 3, 4, 64)
+    of_q = partial(loss, k=k, v=v)
+    with pytest.raises(RuntimeError, match=r"forward-mode differentiation .* does not exist"):
+        torch.func.jvp(of_q, (q,), (q,))
+    with pytest.raises(RuntimeError, match=r"forward-mode differentiation .* does not exist"):
+        torch.func.jacfwd(lambda q: dhp_safe_fa.attention(q, k, v))(q)
+    with pytest.raises(RuntimeError, match=r"gradients of gradients .* do not exist"):
+        torch.func.grad(lambda q: torch.func.grad(of_q)(q).float().sum())(q)
+    twice = torch.func.jvp(lambda x: x * dhp_safe_fa.attention(q, k, v), (q,), (q,))[1]
+    assert same_bits(twice, q * dhp_safe_fa.attention(q, k, v)), "what has no tangent is a constant"

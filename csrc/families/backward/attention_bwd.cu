@@ -126,6 +126,8 @@ dhp_attention_bwd(const __grid_constant__ CUtensorMap own_s_map, const __grid_co
 /*
  * S had come, so this warpgroup has finished the step before. The last one waits until all have finished the step
  * before that, if there are stages enough, so that they need not go in step; then that stage is loaded again.
+ * Before they use what was asked for, the others meet the last one. By then it has long been there, unless their wait
+ * was in vain: without this meeting, a warp that has waited in vain would run ahead of the barriers.
  */
 #define FREE_STAGE_AND_LOAD()                                                                             \
   do {                                                                                                    \
@@ -133,15 +135,17 @@ dhp_attention_bwd(const __grid_constant__ CUtensorMap own_s_map, const __grid_co
     bar_arrive(!is_last_group && (!SPARE || done + 1 < steps), FINISHED + at.index, CTA_THREADS);         \
     bar_sync(is_last_group && (!SPARE || done > 0), FINISHED + (SPARE ? before : at.index), CTA_THREADS); \
     load_tile(next.head < w.heads && arrived, &load, &statistics_map, base, freed, &w, next, p.heads);    \
+    bar_arrive(is_last_group && next.head < w.heads, LOADED + freed, CTA_THREADS);                        \
     next = place_after(&w, next);                                                                         \
   } while (0)
 
 /* The next step's tile, while the tensor cores have work. After the last step: the phase before, which has come. */
-#define AWAIT_NEXT()                                                         \
-  do {                                                                       \
-    const stage after = stage_after(at);                                     \
-    const uint32_t parity = after.parity ^ (uint32_t)(done + 1 == steps);    \
-    arrived &= mbarrier_wait(stages_full + 8 * after.index, parity, p.zero); \
+#define AWAIT_NEXT()                                                                                                   \
+  do {                                                                                                                 \
+    const stage after = stage_after(at);                                                                               \
+    const uint32_t parity = after.parity ^ (uint32_t)(done + 1 == steps);                                              \
+    arrived &= mbarrier_wait(stages_full + 8 * after.index, parity, p.zero);                                           \
+    bar_sync(!is_last_group && done + 1 < steps && done + 1 >= STAGES - 1 - SPARE, LOADED + after.index, CTA_THREADS); \
   } while (0)
 
 /* A step, with the mask or without. Without a stage to spare, a tile is asked for as early as possible, and awaited

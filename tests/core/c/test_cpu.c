@@ -31,6 +31,7 @@ int main(int argc, char **argv) {
   test_float64();
   test_gradients();
   test_gradient_rows();
+  test_refusals();
   test_runtime();
   return check_summary();
 }

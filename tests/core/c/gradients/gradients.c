@@ -130,14 +130,12 @@ static void add_row(const gradient_problem *whole, int64_t i, int64_t q_row, int
   const double *const q = all->q + q_row * n, *const g = all->grad_out + q_row * n;
   const double *const k = all->k + k_row * n, *const v = all->v + k_row * n;
   if (softmax_of(whole, i, q, k, p) == 0) return;
-  double delta = -grad_lse, delta_magnitude = fabs(grad_lse); /* the sum of grad_out out, with out the sum of p v */
-  for (int64_t d = 0; d < n; d++) {
-    double out = 0.0;
-    for (int64_t j = 0; j < keys; j++)
-      if (is_visible(&whole->forward.mask, i, j)) out += p[j] * v[j * n + d];
-    delta += g[d] * out;
-    delta_magnitude += fabs(g[d] * out);
-  }
+  double out[256] = {0.0};
+  for (int64_t j = 0; j < keys; j++)
+    for (int64_t d = 0; d < n && is_visible(&whole->forward.mask, i, j); d++)
+      out[d] += p[j] * v[j * n + d];
+  const double delta = dot(g, out, n) - grad_lse;
+  const double delta_magnitude = dot_of_magnitudes(g, out, n) + fabs(grad_lse);
   for (int64_t j = 0; j < keys; j++) {
     if (!is_visible(&whole->forward.mask, i, j)) continue;
     const double ds = p[j] * (dot(g, v + j * n, n) - delta);
