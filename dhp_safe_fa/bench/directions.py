@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from dhp_safe_fa.bench.cases import SETS, Case, CaseSet
+from dhp_safe_fa.bench.cases import SETS, Case, CaseSet, parse_case
 from dhp_safe_fa.bench.gradients.cases import SETS as SETS_OF_GRADIENTS
 from dhp_safe_fa.bench.gradients.cases import BackwardCase, TrainingCase
 from dhp_safe_fa.bench.gradients.peers import backward_candidates, training_candidates
@@ -65,4 +65,14 @@ TRAINING = Direction(
     dtypes=_GRADIENTS_IN,
 )
 
-DIRECTIONS = {direction.case.direction: direction for direction in (FORWARD, BACKWARD, TRAINING)}
+_ALL = (FORWARD, BACKWARD, TRAINING)
+DIRECTIONS = {direction.case.direction: direction for direction in _ALL}
+
+
+def parse(label: str) -> Case:
+    """The inverse of a case's label, which ends in its direction where that is not the forward. ValueError if it is
+    none."""
+    sizes, _, last = label.rpartition(":")
+    if last in DIRECTIONS:
+        return DIRECTIONS[last].case.like(parse_case(sizes, ""))
+    return parse_case(label, "")

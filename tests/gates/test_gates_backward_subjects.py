@@ -1,4 +1,4 @@
-"""The kernels of the backward as subjects, with a table of kernels and an operator that are made up."""
+"""The kernels of the backward as subjects, with kernels, a plan and an operator that are made up."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from dhp_safe_fa import _inspect
 from dhp_safe_fa.gates import gradients, subjects
 from dhp_safe_fa.gates.families import backward, delta
 from dhp_safe_fa.gates.inputs import Shape
+from dhp_safe_fa.gates.tools import NotRun
 
 PARTS = {64: ("dk dv", "dq"), 128: ("dk dv", "dq"), 256: ("dk", "dv", "dq")}
 
@@ -25,9 +26,19 @@ def kernel(part: str, head_dim: int = 128) -> dict[str, Any]:
 KERNELS = [kernel(part, head_dim) for head_dim, parts in PARTS.items() for part in ("delta", *parts)]
 
 
+def plan_backward(q: Any, k: Any, dtype: str, is_causal: bool, offset: int, **needs: bool) -> list[dict[str, Any]]:
+    """The kernels of the smallest head_dim that serves the shape, delta first."""
+    assert dtype == "bfloat16" and offset == 0 and set(needs) == {"need_dq", "need_dk", "need_dv"}
+    head_dim = min(size for size in PARTS if size >= q[3])
+    wanted = {name.removeprefix("need_") for name, need in needs.items() if need}
+    parts = ["delta", *(part for part in PARTS[head_dim] if wanted & set(part.split()))]
+    return [{"kernel": kernel(part, head_dim)["name"], "grid": 1} for part in parts]
+
+
 @pytest.fixture(autouse=True)
 def shipped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_inspect, "kernels", lambda: [{"family": "forward"}, *KERNELS])
+    monkeypatch.setattr(_inspect, "kernels", lambda: [{"name": "fwd", "family": "forward", "entry": "fwd"}, *KERNELS])
+    monkeypatch.setattr(_inspect, "plan_backward", plan_backward)
 
 
 @pytest.mark.parametrize(
@@ -54,11 +65,10 @@ def test_a_kernel_that_no_call_launches_says_so() -> None:
     assert not found.shapes and "no shape was found" in found.why_not
 
 
-def test_kernels_between_which_nobody_decides_are_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    both = [*KERNELS, {**kernel("dq", 64), "name": "dq_64_wide"}]
-    monkeypatch.setattr(_inspect, "kernels", lambda: both)
-    assert "dq_64, dq_64_wide: which of them" in subjects._of_family(kernel("dq", 64)).why_not
-    assert subjects._of_family(kernel("dq", 128)).shapes
+def test_a_function_that_a_call_launches_twice_is_not_told_apart() -> None:
+    """At head_dim 256 dk and dv are two launches of one function."""
+    with pytest.raises(NotRun, match="no shape was found"):
+        backward.subject_of(kernel("dk", 256), backward.Call(("dk", "dv")))
 
 
 def test_a_smaller_head_dim_is_served_by_its_own_kernel() -> None:

@@ -320,8 +320,9 @@ bool mbarrier_wait(uint32_t address, uint32_t parity, bool at_start) {
   const int index = mbarrier_at(address);
   const int phase = (int)w.wait_began[index].size();
   const bool is_extra = at_start && model::waits_twice(index);
-  /* the phase before the first has ended, as the hardware has it: so waits whoever has nothing to wait for */
-  if (at_start && phase == 0 && parity == 1) return true;
+  /* the phase before has ended, also that before the first, as the hardware has it: a tile that was not awaited shows
+   * when it is read */
+  if (layout.waits_for_nothing && parity != ((unsigned)phase & 1)) return true;
   require(parity == ((unsigned)phase & 1), "a wait for the wrong parity");
   tick();
   if (!is_extra) w.wait_began[index].push_back(w.clock[(size_t)current]);

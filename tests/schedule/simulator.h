@@ -42,7 +42,8 @@ struct Layout {
   int warps = 0;
   uint32_t barriers = 0; /* shared address of the first mbarrier */
   int mbarriers = 0;
-  bool mbarriers_order = false; /* what came before the arrivals of a phase comes before what follows a wait for it */
+  bool waits_for_nothing = false; /* a warp may wait for a phase that it has seen, or for the one before the first */
+  bool mbarriers_order = false;   /* what came before the arrivals of a phase comes before what follows a wait for it */
   std::vector<Boxes> boxes;
 };
 

@@ -6,7 +6,6 @@ name of the function in the cubin, so a call may launch each function once only.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -22,7 +21,6 @@ from ..subjects import Subject
 from ..tools import NotRun
 from .forward import shapes_that
 
-FAMILY = "backward"
 GRADIENTS = ("dq", "dk", "dv")
 
 
@@ -46,23 +44,11 @@ class Call:
         )
         return tuple(gradient for name, gradient in zip(GRADIENTS, found, strict=True) if name in self.outputs)
 
-    def launches(self, shape: Shape) -> list[dict[str, Any]]:
-        """The kernels of ``_inspect.kernels()`` that a call of this shape launches, without delta.
-
-        The smallest head_dim that serves the shape decides, with what a kernel computes: there is one for each part.
-        NotRun if there are several, of which no plan says which is chosen.
-        """
-        fitting = [
-            one
-            for one in _inspect.kernels()
-            if one["family"] == FAMILY and one["dtype"] == shape.dtype and one["head_dim"] >= shape.head_dim
-        ]
-        smallest = min((one["head_dim"] for one in fitting), default=0)
-        chosen = [one for one in fitting if one["head_dim"] == smallest and set(parts_of(one)) & set(self.outputs)]
-        parts = [one["part"] for one in chosen]
-        if len(set(parts)) < len(parts):
-            raise NotRun(f"{', '.join(one['name'] for one in chosen)}: which of them a call launches is not known")
-        return chosen
+    def launches(self, shape: Shape) -> list[str]:
+        """Names of the kernels that a call of this shape launches, in order."""
+        needs = {f"need_{name}": name in self.outputs for name in GRADIENTS}
+        plan = _inspect.plan_backward(shape.q, shape.k, shape.dtype, shape.is_causal, 0, **needs)
+        return [str(launch["kernel"]) for launch in plan]
 
 
 def parts_of(kernel: dict[str, Any]) -> tuple[str, ...]:
@@ -70,9 +56,15 @@ def parts_of(kernel: dict[str, Any]) -> tuple[str, ...]:
     return tuple(str(kernel["part"]).split())
 
 
-def subject_of(kernel: dict[str, Any], call: Call, is_launched: Callable[[Shape], bool]) -> Subject:
-    """The kernel as a part of that call. NotRun if no shape was found on which the call launches it."""
-    name = str(kernel["name"])
+def subject_of(kernel: dict[str, Any], call: Call) -> Subject:
+    """The kernel as a part of that call. NotRun if no shape was found on which the call launches it, and its function
+    only once."""
+    name, entry = str(kernel["name"]), str(kernel["entry"])
+    entries = {one["name"]: one["entry"] for one in _inspect.kernels()}
+
+    def is_launched(shape: Shape) -> bool:
+        return [one for one in call.launches(shape) if entries[one] == entry] == [name]
+
     return Subject(
         name,
         call.attend,
@@ -89,7 +81,7 @@ def subject_of(kernel: dict[str, Any], call: Call, is_launched: Callable[[Shape]
         gradients.CLASSES,
         gradients.TESTED,
         gradients.ROW_CLASSES,
-        str(kernel["entry"]),
+        entry,
     )
 
 
@@ -97,5 +89,4 @@ def subject(kernel: dict[str, Any]) -> Subject:
     outputs = parts_of(kernel)
     if not outputs or set(outputs) - set(GRADIENTS):
         raise NotRun(f"{kernel['name']}: computes '{kernel['part']}'; a call can ask for {', '.join(GRADIENTS)}")
-    call = Call(outputs)
-    return subject_of(kernel, call, lambda shape: [one["name"] for one in call.launches(shape)] == [kernel["name"]])
+    return subject_of(kernel, Call(outputs))

@@ -87,6 +87,7 @@ sim::Layout model::begin(const std::vector<int> &lengths, std::mt19937 &rng) {
   layout.warps = shape.warpgroups * sim::WARPS_PER_GROUP;
   layout.barriers = shape.barriers;
   layout.mbarriers = 1 + shape.stages;
+  layout.waits_for_nothing = true;
   layout.mbarriers_order = true; /* a warpgroup that only arrives at FINISHED is held back by the loads it waits for */
   const int own = shape.warpgroups * box_count(), walked = shape.stages * box_count();
   layout.boxes = {{shape.own_s, own, shape.own_box_bytes},
@@ -100,8 +101,7 @@ sim::Layout model::begin(const std::vector<int> &lengths, std::mt19937 &rng) {
 /* The owned rows of all warpgroups, and the stages. */
 bool model::waits_for(int, int) { return true; }
 
-/* The first stage is waited for at the start and in the first step. */
-bool model::waits_twice(int mbarrier) { return mbarrier == 1; }
+bool model::waits_twice(int) { return false; }
 
 void model::commit(int product, int steps_of_product) {
   const bool of_shared = product == SCORES || product == DP;
@@ -158,7 +158,8 @@ void model::store_row(const void *to, const uint32_t *four_words) {
   const int64_t row = of_run.own_row + group() * shape.rows + warp * 16 + lane_row * 8; /* lane 0's */
   const int64_t element = of_run.batch * BATCH_STRIDE + of_run.own_head * HEAD_STRIDE + row * ROW_STRIDE;
   const uintptr_t tensor = shape.with_ds && gradient == 0 ? FROM_DS : FROM_P;
-  sim::require(reinterpret_cast<uintptr_t>(to) == tensor + 2 * (uintptr_t)element + (uintptr_t)(part * STORE_BLOCKS * 16),
+  sim::require(reinterpret_cast<uintptr_t>(to) ==
+                   tensor + 2 * (uintptr_t)element + (uintptr_t)(part * STORE_BLOCKS * 16),
                "a row is stored elsewhere");
   const uint32_t all_nan = sim::NAN_ELEMENT << 16 | sim::NAN_ELEMENT;
   for (int i = 0; i < 4; i++)
