@@ -166,8 +166,8 @@ dhp_attention_bwd(const __grid_constant__ CUtensorMap own_s_map, const __grid_co
       issue_registers<wgmma_gradient>(from_p, packed_p, OF_STAGE(sum_dp), WALK, 1);        \
     }                                                                                      \
     if (SPARE) {                                                                           \
-      FREE_STAGE_AND_LOAD();                                                               \
       AWAIT_NEXT();                                                                        \
+      FREE_STAGE_AND_LOAD();                                                               \
     }                                                                                      \
     if (WITH_DS) {                                                                         \
       wgmma_wait(WITH_P);                                                                  \

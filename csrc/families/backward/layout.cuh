@@ -22,8 +22,8 @@ enum {
   SCORES = WALK / 2,           /* floats of S and of dP a thread holds: 64 * WALK / 128 */
   OUTPUTS = HEAD_DIM / 2,      /* floats of a gradient a thread holds */
   FIRST_LOADER = (WARPGROUPS - 1) * WARPS_PER_GROUP,
-  LOADERS = 2,       /* warps: one for each walked tensor */
-  SPARE = STAGES > 2 /* 1: so many stages that one can be loaded a step later than it is free */
+  LOADERS = 2 + OWNS_KEYS, /* warps: one for each walked tensor, and for the statistics of walked queries */
+  SPARE = STAGES > 2       /* 1: so many stages that one can be loaded a step later than it is free */
 };
 
 enum { /* byte offsets from the 1024-aligned start */

@@ -10,8 +10,9 @@
 
 /* What this warp loads of each walked tile. */
 typedef struct loader {
-  int active; /* it loads something */
-  int of_s;   /* the tensor of S, and the statistics if the rows are queries; else the tensor of dP */
+  int active;        /* it loads of a tensor: */
+  int of_s;          /* that of S; else that of dP */
+  int of_statistics; /* it loads the statistics of walked queries */
   const CUtensorMap *map;
   uint32_t tiles; /* shared address of stage 0 */
 } loader;
@@ -19,8 +20,9 @@ typedef struct loader {
 static __device__ __forceinline__ loader loader_of(int warp, const CUtensorMap *s_map, const CUtensorMap *dp_map,
                                                    uint32_t base) {
   loader l;
-  l.active = warp >= FIRST_LOADER && warp < FIRST_LOADER + LOADERS;
+  l.active = warp == FIRST_LOADER || warp == FIRST_LOADER + 1;
   l.of_s = warp == FIRST_LOADER;
+  l.of_statistics = OWNS_KEYS && warp == FIRST_LOADER + 2;
   l.map = l.of_s ? s_map : dp_map;
   l.tiles = base + (l.of_s ? SHARED_WALK_S : SHARED_WALK_DP);
   return l;
@@ -29,14 +31,16 @@ static __device__ __forceinline__ loader loader_of(int warp, const CUtensorMap *
 /* If go: asks for this warp's part of a tile, into the stage of this index. */
 static __device__ __forceinline__ void load_tile(int go, const loader *l, const CUtensorMap *statistics_map,
                                                  uint32_t base, int index, const walk *w, place at, int heads) {
-  const int wanted = go && l->active, statistics = OWNS_KEYS && l->of_s;
+  const int wanted = go && l->active, statistics_wanted = go && l->of_statistics;
   const int row = first_row(w, at), head = w->head + at.head;
   const uint32_t full = base + SHARED_BARRIERS + STAGE_FULL + 8 * index;
-  mbarrier_arrive_expect_tx(wanted, full, WALK_BYTES + (statistics ? STATISTICS_BYTES : 0));
+  mbarrier_arrive_expect_tx(wanted, full, WALK_BYTES);
   load_boxes(wanted, l->tiles + index * WALK_BYTES, l->map, full, BOXES, WALK_BOX_BYTES, 0, row, head, w->batch);
-  if (OWNS_KEYS)
-    tma_load_2d(wanted && statistics, base + SHARED_STATISTICS + index * STATISTICS_BYTES, statistics_map, full,
-                2 * row, w->batch * heads + head);
+  if (OWNS_KEYS) {
+    mbarrier_arrive_expect_tx(statistics_wanted, full, STATISTICS_BYTES);
+    tma_load_2d(statistics_wanted, base + SHARED_STATISTICS + index * STATISTICS_BYTES, statistics_map, full, 2 * row,
+                w->batch * heads + head);
+  }
 }
 
 /* If go: asks for this warpgroup's owned rows of both tensors. */
