@@ -3,6 +3,8 @@
  *
  * Nothing here reads an element of q, k or v.
  */
+#include <string.h>
+
 #include "check.h"
 #include "cpu/attention_cpu.h"
 #include "error.h"
@@ -44,6 +46,18 @@ dhp_status dhp_attention_cuda(const dhp_attention *args, int device, void *strea
           "%s: data must be 16-byte aligned and strides positive multiples of 16 bytes; pass a contiguous copy",
           names[i]);
   return dhp_forward_launch(args, &plan, device, stream, error);
+}
+
+const dhp_kernel_info *dhp_family_kernel(const dhp_family *family, dhp_dtype dtype, int64_t head_dim,
+                                         const char *part) {
+  const dhp_kernel_info *best = NULL;
+  for (int i = 0; i < family->count; i++) {
+    const dhp_kernel_info *const kernel = &family->kernels[i];
+    if (kernel->dtype == dtype && kernel->head_dim >= head_dim && strcmp(kernel->part, part) == 0 &&
+        (!best || kernel->head_dim < best->head_dim))
+      best = kernel;
+  }
+  return best;
 }
 
 int dhp_kernel_count(void) { return dhp_kernel_table_size; }

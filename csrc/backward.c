@@ -1,18 +1,41 @@
 /*
- * backward.c - the entry points of the gradients: check, run.
+ * backward.c - the entry points of the gradients: check, plan, run.
  *
  * Nothing here reads an element.
  */
 #include "check.h"
 #include "cpu/backward/backward_cpu.h"
 #include "error.h"
+#include "families/backward/launch.h"
 
 dhp_status dhp_backward_check(const dhp_backward *args, int on_cuda, dhp_error *error) {
+  if (on_cuda) {
+    dhp_backward_plan plan;
+    return dhp_plan_backward(args, &plan, error);
+  }
   const dhp_status status = dhp_check_gradients(args, error);
-  return status == DHP_OK ? dhp_attention_check(&args->forward, on_cuda, error) : status;
+  return status == DHP_OK ? dhp_attention_check(&args->forward, 0, error) : status;
 }
 
 dhp_status dhp_backward_cpu(const dhp_backward *args, const dhp_executor *executor, dhp_error *error) {
   const dhp_status status = dhp_backward_check(args, 0, error);
   return status == DHP_OK ? dhp_cpu_backward(args, executor, error) : status;
+}
+
+dhp_status dhp_backward_cuda(const dhp_backward *args, int device, void *stream, dhp_error *error) {
+  dhp_backward_plan plan;
+  const dhp_status status = dhp_plan_backward(args, &plan, error);
+  if (status != DHP_OK || plan.count == 0) return status;
+
+  const dhp_attention *const forward = &args->forward;
+  const char *const names[] = {"q", "k", "v", "out", "grad_out", "dq", "dk", "dv"};
+  const dhp_tensor *const tensors[] = {&forward->q,     &forward->k, &forward->v, &forward->out,
+                                       &args->grad_out, &args->dq,   &args->dk,   &args->dv};
+  for (int i = 0; i < 8; i++)
+    if (tensors[i]->data && !dhp_cuda_layout_supported(tensors[i]))
+      return dhp_fail(
+          error, DHP_INVALID_ARGUMENT,
+          "%s: data must be 16-byte aligned and strides positive multiples of 16 bytes; pass a contiguous copy",
+          names[i]);
+  return dhp_backward_launch(args, &plan, device, stream, error);
 }

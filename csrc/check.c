@@ -76,8 +76,8 @@ dhp_status dhp_check_arguments(const dhp_attention *args, dhp_error *error) {
     return dhp_fail(error, DHP_INVALID_ARGUMENT,
                     "causal_offset: %lld without is_causal; supported: 0, or is_causal=True with it",
                     (long long)args->causal_offset);
-  if (!isfinite(args->scale) || args->scale < 0.f)
-    return dhp_fail(error, DHP_INVALID_ARGUMENT, "scale: %g; supported: finite and not negative", (double)args->scale);
+  if (!isfinite((float)args->scale) || args->scale < 0.)
+    return dhp_fail(error, DHP_INVALID_ARGUMENT, "scale: %g; supported: finite and not negative", args->scale);
   return DHP_OK;
 }
 

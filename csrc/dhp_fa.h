@@ -69,7 +69,7 @@ typedef struct dhp_attention {
   dhp_tensor out;        /* [B, Hq, Sq, D]; a row that sees no key becomes 0 */
   void *lse;             /* [B, Hq, Sq] contiguous float32 (float64 where q is), natural logarithm, -inf where no key
                             is seen; NULL: not wanted */
-  float scale;           /* finite, >= 0 */
+  double scale;          /* >= 0; finite, also as the float32 in which all but float64 calls use it */
   int is_causal;         /* 0: every key is visible; 1: key j is visible to query i iff j <= i + causal_offset */
   int64_t causal_offset; /* 0 is torch SDPA's alignment, Sk - Sq is FlashAttention's */
 } dhp_attention;
@@ -139,6 +139,7 @@ typedef struct dhp_kernel_info {
   const char *name;         /* file name of the cubin without its ending; also says its constants */
   const char *family;       /* folder of csrc/families that holds its source and its host code */
   const char *entry;        /* name of the function in the cubin */
+  const char *part;         /* which results of a call it computes: "out"; "delta"; "dk dv", "dk", "dv" or "dq" */
   const char *cubin_sha256; /* 64 hexadecimal digits */
   const void *cubin;
   size_t cubin_size;
@@ -166,10 +167,23 @@ typedef struct dhp_plan {
   int64_t items;         /* of all head groups */
 } dhp_plan;
 
+/* A kernel and how many CTAs of it. */
+typedef struct dhp_launch {
+  const dhp_kernel_info *kernel;
+  int64_t grid;
+} dhp_launch;
+
+/* What a backward will launch, in this order; a function of public shape and of which gradients are wanted. */
+typedef struct dhp_backward_plan {
+  int count;
+  dhp_launch launches[4]; /* delta, and at most one for each gradient */
+} dhp_backward_plan;
+
 DHP_API int dhp_kernel_count(void); /* 0 in a build without nvcc */
 DHP_API const dhp_kernel_info *dhp_kernel(int index);
 DHP_API int dhp_cuda_max_head_dim(void);
 DHP_API dhp_status dhp_plan_attention(const dhp_attention *args, dhp_plan *plan, dhp_error *error);
+DHP_API dhp_status dhp_plan_backward(const dhp_backward *args, dhp_backward_plan *plan, dhp_error *error);
 
 #ifdef __cplusplus
 }

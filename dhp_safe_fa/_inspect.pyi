@@ -10,4 +10,14 @@ def plan(
     is_causal: bool = False,
     causal_offset: int = 0,
 ) -> dict[str, Any] | None: ...
+def plan_backward(
+    q_shape: Sequence[int],
+    k_shape: Sequence[int],
+    dtype: str,
+    is_causal: bool = False,
+    causal_offset: int = 0,
+    need_dq: bool = True,
+    need_dk: bool = True,
+    need_dv: bool = True,
+) -> list[dict[str, Any]]: ...
 def build_info() -> dict[str, Any]: ...

@@ -24,8 +24,10 @@ UNDERFLOW = {torch.float64: 2.0**-1075, torch.float32: 2.0**-150, torch.float16:
 # Promised for standard normal inputs: ||out - ref|| / ||ref|| against float64.
 RELATIVE_ERROR = {torch.float32: 1e-6, torch.float16: 3.5e-4, torch.bfloat16: 3e-3}
 
-# The same for each of dq, dk and dv.
+# The same for each of dq, dk and dv, of 1024 rows and more; and of fewer, where rows that see few keys weigh more: what
+# is left of their dP - delta after cancellation has the rounding of out.
 RELATIVE_GRADIENT_ERROR = {torch.float32: 2e-6, torch.float16: 3.3e-4, torch.bfloat16: 2.6e-3}
+RELATIVE_GRADIENT_ERROR_OF_FEW = {torch.float32: 2e-6, torch.float16: 3.8e-4, torch.bfloat16: 3e-3}
 
 # Below this many elements the norm of the error is one draw of the rounding, not its mean.
 ELEMENTS_FOR_NORM = 4096
@@ -247,5 +249,6 @@ def assert_gradients_accurate(got: Sequence[Tensor], want: ReferenceGradients) -
     for name, gradient, expected in zip(("dq", "dk", "dv"), got, want[:3], strict=True):
         assert gradient.numel() >= ELEMENTS_FOR_NORM, "too few elements for the norm of the error to mean anything"
         error = float((gradient.double() - expected).norm() / expected.norm())
-        promised = RELATIVE_GRADIENT_ERROR[gradient.dtype]
+        few = min(t.size(2) for t in got) < 1024
+        promised = (RELATIVE_GRADIENT_ERROR_OF_FEW if few else RELATIVE_GRADIENT_ERROR)[gradient.dtype]
         assert error <= promised, f"{name}: relative error {error:.3g} against float64"

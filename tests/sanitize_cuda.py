@@ -1,4 +1,5 @@
-"""A few calls of every shipped kernel, small enough for compute-sanitizer: run by `make sanitize` on a Hopper GPU.
+"""A few calls of every shipped kernel and their gradients, small enough for compute-sanitizer: run by `make sanitize`
+on a Hopper GPU.
 
 Odd lengths, causal and full, GQA, a query longer than its keys, fully masked rows, head dimensions that need zero fill.
 Every output row must be right, or NaN from end to end: the tools slow the warps that load, now and then by more than
@@ -8,7 +9,6 @@ the kernel is willing to wait for a tile; it must then fail closed, never return
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -37,11 +37,11 @@ class Call(NamedTuple):
     is_causal: bool
     causal_offset: int
 
-    def kernel(self) -> str:
-        """Name of the shipped kernel that serves it."""
+    def kernels(self) -> list[str]:
+        """Names of the shipped kernels that serve it and its gradients."""
         plan = _inspect.plan(*self)
         assert plan is not None
-        return str(plan["kernel"])
+        return [str(plan["kernel"]), *(str(launch["kernel"]) for launch in _inspect.plan_backward(*self))]
 
 
 def calls() -> Iterator[Call]:
@@ -51,15 +51,24 @@ def calls() -> Iterator[Call]:
                 yield Call((b, hq, sq, d), (b, hk, sk, d), dtype, is_causal, offset)
 
 
-def expected(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, offset: int) -> Tensor:
-    """Attention in float32; rows that see no key are 0."""
-    k, v = (t.float().repeat_interleave(q.size(1) // k.size(1), dim=1) for t in (k, v))
-    scores = q.float() @ k.transpose(2, 3) * q.size(3) ** -0.5
+def expected(
+    q: Tensor, k: Tensor, v: Tensor, grad_out: Tensor, is_causal: bool, offset: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Attention in float32 and the gradients of q, k and v; rows that see no key are 0."""
+    leaves = [t.float().requires_grad_() for t in (q, k, v)]
+    key, value = (t.repeat_interleave(q.size(1) // k.size(1), dim=1) for t in leaves[1:])
+    scores = leaves[0] @ key.transpose(2, 3) * q.size(3) ** -0.5
     if is_causal:
-        query, key = (torch.arange(n, device=q.device) for n in (q.size(2), k.size(2)))
-        scores = scores.masked_fill(key > query[:, None] + offset, -math.inf)
-    out: Tensor = scores.softmax(3).nan_to_num(0.0) @ v
-    return out
+        row, column = (torch.arange(n, device=q.device) for n in (q.size(2), k.size(2)))
+        hidden = column > row[:, None] + offset
+        # finite, so that the gradient of a row without keys is 0 and not NaN
+        scores = scores.masked_fill(hidden, torch.finfo(torch.float32).min)
+        probabilities = scores.softmax(3).masked_fill(hidden, 0.0)
+    else:
+        probabilities = scores.softmax(3)
+    out = probabilities @ value
+    dq, dk, dv = torch.autograd.grad(out, leaves, grad_out.float())
+    return out.detach(), dq, dk, dv
 
 
 def main() -> None:
@@ -67,16 +76,27 @@ def main() -> None:
     closed = 0
     for call in calls():
         dtype = getattr(torch, call.dtype)
-        q = torch.randn(call.q, device="cuda").to(dtype)
+        q, grad_out = torch.randn(2, *call.q, device="cuda").to(dtype)
         k, v = torch.randn(2, *call.k, device="cuda").to(dtype)
         mask = {"is_causal": call.is_causal, "causal_offset": call.causal_offset}
         out, lse = dhp_safe_fa.attention_lse(q, k, v, **mask)
-        failed = out.isnan().all(3) & lse.isnan()
-        wrong = (out - expected(q, k, v, call.is_causal, call.causal_offset)).abs().amax(3) > 0.05
-        wrong |= out.isnan().any(3) | lse.isnan()
-        assert not bool((wrong & ~failed).any()), f"wrong rows: {call}"
-        right[call.kernel()] += not bool(failed.all())
-        closed += bool(failed.any())
+        true_out, *true_gradients = expected(q, k, v, grad_out, call.is_causal, call.causal_offset)
+        lost = out.isnan().all(3) & lse.isnan()
+        forward_failed = bool(lost.any())
+        gradients: tuple[Tensor, ...] = ()
+        if not forward_failed:  # else its gradients are NaN, too
+            gradients = torch.ops.dhp.attention_backward(grad_out, q, k, v, out, lse, **mask)
+        failed = [lost, *(t.isnan().all(3) for t in gradients)]
+        for name, found, true, gone in zip(
+            ("out", "dq", "dk", "dv"), (out, *gradients), (true_out, *true_gradients), failed, strict=False
+        ):
+            # 16-bit P and dS: errors of a sum grow with its terms
+            wrong = (found - true).abs().amax(3) > 0.05 * max(1.0, float(true.abs().max()))
+            assert not bool(((wrong | found.isnan().any(3)) & ~gone).any()), f"wrong rows of {name}: {call}"
+        finished = not any(bool(gone.all()) for gone in failed)
+        for kernel in call.kernels()[: 1 if forward_failed else None]:
+            right[kernel] += finished
+        closed += any(bool(gone.any()) for gone in failed)
     missing = [kernel for kernel, count in right.items() if count == 0]
     assert not missing, f"these kernels gave no right row: {missing}"
     print(f"{len(right)} kernels ran, no row wrong; calls with rows that failed closed: {closed}")

@@ -93,7 +93,7 @@ static void read_rows(float (*to)[DHP_CPU_PITCH_D], const dhp_tensor *t, int64_t
 }
 
 /* What scores are multiplied with so that 2^score is wanted: e^x = 2^(x log2(e)). */
-static float scale2_of(const dhp_attention *args) { return (float)((double)args->scale * 1.4426950408889634); }
+static float scale2_of(const dhp_attention *args) { return (float)((double)(float)args->scale * 1.4426950408889634); }
 
 /* n rows from row s on times a public factor, transposed: [d][DHP_CPU_PITCH_Q]; lanes without a row hold zeros. */
 static void read_lanes(float (*to)[DHP_CPU_PITCH_Q], const dhp_tensor *t, int64_t b, int64_t h, int64_t s, int n,

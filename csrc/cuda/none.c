@@ -19,6 +19,12 @@ dhp_status dhp_tensor_map_encode(const dhp_session *session, dhp_tensor_map *map
   return fail(error);
 }
 
+dhp_status dhp_tensor_map_encode_floats(const dhp_session *session, dhp_tensor_map *map, const float *data,
+                                        int64_t rows, int64_t columns, int box_columns, dhp_error *error) {
+  (void)session, (void)map, (void)data, (void)rows, (void)columns, (void)box_columns;
+  return fail(error);
+}
+
 dhp_status dhp_session_launch(const dhp_session *session, const dhp_kernel_info *kernel, int64_t grid, void **arguments,
                               int may_overlap, void *stream, dhp_error *error) {
   (void)session, (void)kernel, (void)grid, (void)arguments, (void)may_overlap, (void)stream;

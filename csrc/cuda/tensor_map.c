@@ -32,3 +32,15 @@ dhp_status dhp_tensor_map_encode(const dhp_session *session, dhp_tensor_map *map
       CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   return dhp_driver_check(driver, result, "cuTensorMapEncodeTiled", error);
 }
+
+dhp_status dhp_tensor_map_encode_floats(const dhp_session *session, dhp_tensor_map *map, const float *data,
+                                        int64_t rows, int64_t columns, int box_columns, dhp_error *error) {
+  const dhp_driver *const driver = session->driver;
+  const cuuint64_t sizes[] = {(cuuint64_t)columns, (cuuint64_t)rows}, strides[] = {(cuuint64_t)columns * sizeof(float)};
+  const cuuint32_t box[] = {(cuuint32_t)box_columns, 1}, element_strides[] = {1, 1};
+  const CUresult result = driver->cuTensorMapEncodeTiled(
+      (CUtensorMap *)map, CU_TENSOR_MAP_DATA_TYPE_FLOAT32, 2, (void *)data, sizes, strides, box, element_strides,
+      CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_NONE, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+      CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  return dhp_driver_check(driver, result, "cuTensorMapEncodeTiled", error);
+}

@@ -13,6 +13,8 @@
 
 #define DHP_PTX static __device__ __forceinline__
 
+#define FULL_MASK 0xffffffffu /* all lanes of a warp */
+
 /* ---- addresses ------------------------------------------------------------------------------------------------- */
 
 DHP_PTX uint32_t shared_address(const void *pointer) { return (uint32_t)__cvta_generic_to_shared(pointer); }
@@ -102,6 +104,15 @@ DHP_PTX void tma_load(int go, uint32_t destination, const CUtensorMap *map, uint
                : "memory");
 }
 
+/* If go: box at (x, y) of a map of rank 2. */
+DHP_PTX void tma_load_2d(int go, uint32_t destination, const CUtensorMap *map, uint32_t barrier, int x, int y) {
+  asm volatile("{.reg .pred one; elect.sync _|one, 0xffffffff; setp.ne.and.s32 one, %5, 0, one;\n"
+               "@one cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes"
+               " [%0], [%1, {%3, %4}], [%2];}" ::"r"(destination),
+               "l"(map), "r"(barrier), "r"(x), "r"(y), "r"(go)
+               : "memory");
+}
+
 /* Fetches a tensor map into the cache that TMA reads it from. */
 DHP_PTX void tma_prefetch_map(const CUtensorMap *map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
@@ -121,6 +132,9 @@ DHP_PTX void store_four(int go, void *to, const uint32_t *x) {
                "l"(to), "r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3])
                : "memory");
 }
+
+/* For the end of a kernel whose last instruction is such a store: else ptxas makes its predicate that of an exit. */
+DHP_PTX void end_together(void) { __syncthreads(); }
 
 /* ---- wgmma (9.7.15); the products themselves are generated into wgmma.h ---------------------------------------- */
 
@@ -158,6 +172,18 @@ DHP_PTX uint32_t pack_two(float low, float high) {
   asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
 #endif
   return pair;
+}
+
+/* The other way; exact (9.7.9.21). A bfloat16 is the upper half of a float32. */
+DHP_PTX void unpack_two(float *low, float *high, uint32_t pair) {
+#if ELEMENT_IS_BFLOAT16
+  *low = __uint_as_float(pair << 16);
+  *high = __uint_as_float(pair & 0xffff0000u);
+#else
+  asm("{.reg .b16 low, high; mov.b32 {low, high}, %2; cvt.f32.f16 %0, low; cvt.f32.f16 %1, high;}"
+      : "=f"(*low), "=f"(*high)
+      : "r"(pair));
+#endif
 }
 
 #endif

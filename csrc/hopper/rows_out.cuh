@@ -6,7 +6,7 @@
 #ifndef DHP_ROWS_OUT_CUH
 #define DHP_ROWS_OUT_CUH
 
-#include "softmax.cuh"
+#include "ptx.cuh"
 
 /* Lanes l and l ^ mask swap: the one whose bit is clear gives b and keeps a, the other gives a and keeps b. */
 static __device__ __forceinline__ void swap_across(uint32_t *a, uint32_t *b, int bit_set, int mask) {

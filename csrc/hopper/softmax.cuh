@@ -13,8 +13,6 @@
 #include "../ct.h"
 #include "ptx.cuh"
 
-#define FULL_MASK 0xffffffffu
-
 /*
  * Running statistics of the rows a thread shares with its quad: the wgmma accumulator gives thread l of a warp the rows
  * l / 4 and l / 4 + 8, columns 2 (l % 4) + {0, 1} of each block of eight. With 32 rows to a warpgroup the second row is

@@ -129,6 +129,8 @@ def compile_kernel(family: Family, kernel: Kernel, nvcc: Path, out: Path) -> Cub
     report = log.read_text()
     registers = re.search(r"Used (\d+) registers", report)
     memory = re.search(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads", report)
+    if "serialized" in report:  # an information to ptxas; it halves the speed
+        raise BuildError(f"{kernel.name}: ptxas runs the matrix products one by one:\n{report}")
     if not registers or not memory:
         raise BuildError(f"{kernel.name}: ptxas did not report registers and spills:\n{report}")
     if any(int(memory[i]) for i in (1, 2, 3)):
@@ -152,15 +154,15 @@ def table_source(cubins: list[Cubin], found: list[Family]) -> str:
     lines += ["", "const dhp_kernel_info dhp_kernel_table[] = {"]
     for index, cubin in enumerate(cubins):
         k = cubin.kernel
+        shared = (k.head_dim, k.tile_k, k.warpgroups, k.rows, k.stages, *dict(k.extra).values())
         lines += [
             f"  {{.name = \"{k.name}\", .family = \"{cubin.family.name}\", .entry = \"{cubin.family.entry}\",",
-            f"   .cubin_sha256 = \"{cubin.sha256}\", .cubin = dhp_cubin_{index},",
+            f"   .part = \"{k.part}\", .cubin_sha256 = \"{cubin.sha256}\", .cubin = dhp_cubin_{index},",
             f"   .cubin_size = {cubin.path.stat().st_size}, .dtype = DHP_{k.dtype.upper()}, .head_dim = {k.head_dim},",
             f"   .warpgroups = {k.warpgroups}, .rows = {k.rows}, .tile_q = {k.warpgroups * k.rows},",
             f"   .tile_k = {k.tile_k}, .stages = {k.stages}, .ctas_per_sm = {k.ctas_per_sm},",
             f"   .step_cycles = {k.step_cycles}, .threads = {k.warpgroups} * DHP_WARPGROUP_THREADS,",
-            f"   .shared_bytes = {cubin.family.shared_bytes}({k.head_dim}, {k.tile_k}, {k.warpgroups}, {k.rows}, "
-            f"{k.stages}),",
+            f"   .shared_bytes = {cubin.family.shared_bytes}({', '.join(map(str, shared))}),",
             f"   .registers = {cubin.registers}, .spill_bytes = {cubin.spill_bytes}}},",
         ]
     if not cubins:

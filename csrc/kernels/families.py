@@ -17,7 +17,8 @@ FAMILIES = Path(__file__).resolve().parent.parent / "families"
 
 @dataclass(frozen=True)
 class Kernel:
-    """The constants of one kernel. The C struct dhp_kernel_info (csrc/dhp_fa.h) says what each is."""
+    """The constants of one kernel. The C struct dhp_kernel_info (csrc/dhp_fa.h) says what each is; `extra` are macros
+    that only this family's source reads."""
 
     name: str
     dtype: str
@@ -28,6 +29,8 @@ class Kernel:
     stages: int
     ctas_per_sm: int
     step_cycles: int
+    part: str = "out"
+    extra: tuple[tuple[str, int], ...] = ()
 
     @property
     def macros(self) -> dict[str, int]:
@@ -40,6 +43,7 @@ class Kernel:
             "STAGES": self.stages,
             "CTAS_PER_SM": self.ctas_per_sm,
             "ELEMENT_IS_BFLOAT16": int(self.dtype == "bfloat16"),
+            **dict(self.extra),
         }
 
 
@@ -52,7 +56,8 @@ class Family:
         source: the CUDA file, relative to the folder.
         entry: the name of its kernel function.
         params: the header with its launch parameters, relative to the folder.
-        shared_bytes: a macro of that header: shared memory of a CTA from head_dim, tile_k, warpgroups, rows and stages.
+        shared_bytes: a macro of that header: shared memory of a CTA from head_dim, tile_k, warpgroups, rows,
+            stages and the kernel's extra macros.
         kernels: all of them; their names are unique over all families.
         products: a kernel to the text of its wgmma.h.
     """

@@ -20,4 +20,7 @@ typedef struct dhp_family {
   int count;
 } dhp_family;
 
+/* The kernel of this dtype and part with the smallest head_dim that holds D; NULL if there is none. */
+const dhp_kernel_info *dhp_family_kernel(const dhp_family *family, dhp_dtype dtype, int64_t head_dim, const char *part);
+
 #endif

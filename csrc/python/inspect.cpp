@@ -25,11 +25,12 @@ static dhp_dtype dtype_from(const std::string &name) {
 }
 
 static py::dict kernel_dict(const dhp_kernel_info &k) {
-  return py::dict("name"_a = k.name, "family"_a = k.family, "entry"_a = k.entry, "cubin_sha256"_a = k.cubin_sha256,
-                  "dtype"_a = dtype_name(k.dtype), "head_dim"_a = k.head_dim, "warpgroups"_a = k.warpgroups,
-                  "rows"_a = k.rows, "tile_q"_a = k.tile_q, "tile_k"_a = k.tile_k, "stages"_a = k.stages,
-                  "ctas_per_sm"_a = k.ctas_per_sm, "step_cycles"_a = k.step_cycles, "threads"_a = k.threads,
-                  "shared_bytes"_a = k.shared_bytes, "registers"_a = k.registers, "spill_bytes"_a = k.spill_bytes);
+  return py::dict("name"_a = k.name, "family"_a = k.family, "entry"_a = k.entry, "part"_a = k.part,
+                  "cubin_sha256"_a = k.cubin_sha256, "dtype"_a = dtype_name(k.dtype), "head_dim"_a = k.head_dim,
+                  "warpgroups"_a = k.warpgroups, "rows"_a = k.rows, "tile_q"_a = k.tile_q, "tile_k"_a = k.tile_k,
+                  "stages"_a = k.stages, "ctas_per_sm"_a = k.ctas_per_sm, "step_cycles"_a = k.step_cycles,
+                  "threads"_a = k.threads, "shared_bytes"_a = k.shared_bytes, "registers"_a = k.registers,
+                  "spill_bytes"_a = k.spill_bytes);
 }
 
 static py::list kernels() {
@@ -78,6 +79,29 @@ static py::object plan(const Shape &q, const Shape &k, const std::string &dtype,
                   "threads"_a = plan.kernel->threads, "shared_bytes"_a = plan.kernel->shared_bytes);
 }
 
+static py::list plan_backward(const Shape &q, const Shape &k, const std::string &dtype, bool is_causal,
+                              int64_t causal_offset, bool need_dq, bool need_dk, bool need_dv) {
+  static float anything; /* what a wanted gradient and an lse point to: no plan reads or writes there */
+  dhp_backward args{};
+  dhp_attention &forward = args.forward;
+  forward.q = forward.out = args.grad_out = args.dq = contiguous(q, dtype_from(dtype));
+  forward.k = forward.v = args.dk = args.dv = contiguous(k, forward.q.dtype);
+  forward.lse = &anything;
+  forward.scale = 1.f;
+  forward.is_causal = is_causal;
+  forward.causal_offset = causal_offset;
+  args.dq.data = need_dq ? &anything : nullptr;
+  args.dk.data = need_dk ? &anything : nullptr;
+  args.dv.data = need_dv ? &anything : nullptr;
+  dhp_backward_plan plan;
+  dhp_error error{};
+  if (dhp_plan_backward(&args, &plan, &error) != DHP_OK) throw std::invalid_argument(error.text);
+  py::list launches;
+  for (int i = 0; i < plan.count; i++)
+    launches.append(py::dict("kernel"_a = plan.launches[i].kernel->name, "grid"_a = plan.launches[i].grid));
+  return launches;
+}
+
 static py::dict build_info() {
   return py::dict("version"_a = DHP_VERSION,
                   "cuda"_a = sizeof(DHP_NVCC_VERSION) > 1 ? py::object(py::str(DHP_NVCC_VERSION)) : py::none(),
@@ -88,7 +112,8 @@ static py::dict build_info() {
 PYBIND11_MODULE(_inspect, m) {
   m.doc() = "What this build of dhp_safe_fa ships, and what it would launch. Host only: no tensor passes here.";
   m.def("kernels", &kernels,
-        "The shipped GPU kernels, one dict each: name, family, entry, cubin_sha256, dtype, head_dim, warpgroups, rows "
+        "The shipped GPU kernels, one dict each: name, family, entry, part, cubin_sha256, dtype, head_dim, warpgroups, "
+        "rows "
         "(of a warpgroup), tile_q, tile_k, stages, ctas_per_sm, step_cycles, threads, shared_bytes, registers, "
         "spill_bytes. "
         "Empty in a build without nvcc.");
@@ -98,6 +123,10 @@ PYBIND11_MODULE(_inspect, m) {
         "items (query tiles, or two of them), mirrored, heads_per_tile, q_tiles, listed_groups, threads, "
         "shared_bytes; None for an empty "
         "output. ValueError names what is wrong.");
+  m.def("plan_backward", &plan_backward, "q_shape"_a, "k_shape"_a, "dtype"_a, "is_causal"_a = false,
+        "causal_offset"_a = 0, "need_dq"_a = true, "need_dk"_a = true, "need_dv"_a = true,
+        "The launches for the gradients of such a call on a Hopper GPU, in order: kernel, grid. ValueError names what "
+        "is wrong.");
   m.def(
       "build_info", &build_info,
       "version, cuda (nvcc's version or None), compiler, max_head_dim_cuda; sources: SHA-256 of what was built: all of "

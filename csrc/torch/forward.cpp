@@ -19,7 +19,7 @@ dhp_attention described(const Call &call) {
   args.is_causal = call.options.is_causal;
   args.causal_offset = call.options.causal_offset;
   const double usual_scale = 1.0 / std::sqrt(static_cast<double>(args.q.size[3]));
-  args.scale = static_cast<float>(call.options.scale.value_or(usual_scale));
+  args.scale = call.options.scale.value_or(usual_scale);
   return args;
 }
 

@@ -19,7 +19,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from dhp_safe_fa import _inspect
 from dhp_safe_fa.bench import anchors, meter
 from dhp_safe_fa.bench.cases import DTYPES, LAYOUTS, Case, select
-from dhp_safe_fa.bench.directions import FORWARD, Direction
+from dhp_safe_fa.bench.directions import BACKWARD, DIRECTIONS, FORWARD, TRAINING, Direction
 from dhp_safe_fa.bench.environment import environment, missing_hopper
 from dhp_safe_fa.bench.measurement import Settings, WrongResult, host_overhead, measure
 from dhp_safe_fa.bench.peers import Candidate, one_line
@@ -46,6 +46,8 @@ examples:
   %(prog)s --sustained --json sustained.json
   %(prog)s --shapes 4,16,1024,64:causal:float16 2,32,8192,64
   %(prog)s --shapes odd 8,32/4,2500,64:causal 16,32/8,1/4096,128
+  %(prog)s --backward --json backward.json
+  %(prog)s --training --shapes 2,16,8192,128:causal
   %(prog)s --from sweep.json --plot sweep.svg --plot-all sweep_all.svg
 
 benchmarks/README.md says how times are taken and what the JSON file holds.
@@ -63,16 +65,22 @@ def parser() -> argparse.ArgumentParser:
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    direction = p.add_mutually_exclusive_group()
+    direction.add_argument("--backward", action="store_true", help="time the gradients instead of the forward pass")
+    direction.add_argument("--training", action="store_true", help="time forward and backward through autograd")
     p.add_argument("--device", choices=("cuda", "cpu"), help="default: cuda if there is a Hopper GPU, else cpu")
     p.add_argument(
         "--shapes",
         nargs="+",
         metavar="WORD",
         help="start, sweep, odd, anchors, sustained (or start,odd), or B,H[/Hk],S[/Sk],D[:full|:causal][:dtype]; "
-        "default: start and sweep on cuda, start on cpu",
+        "default: start and sweep on cuda (anchors for gradients), start on cpu",
     )
     p.add_argument(
-        "--dtype", nargs="+", choices=DTYPES, help="default: float16 (cuda) or float32 (cpu), bfloat16 at a few shapes"
+        "--dtype",
+        nargs="+",
+        choices=DTYPES,
+        help="default: float16 (cuda) or float32 (cpu), bfloat16 at a few shapes; gradients: bfloat16 or float32",
     )
     p.add_argument("--layout", choices=LAYOUTS, help="how inputs are stored; default: BSHD, as models have them")
     p.add_argument("--peers", nargs="+", metavar="NAME", help="only these peers; --list names them")
@@ -88,7 +96,7 @@ def parser() -> argparse.ArgumentParser:
         type=Path,
         metavar="CSV",
         help="estimate FlashAttention-3, where it is not installed, from its ratio to cuDNN in this file; "
-        "default: benchmarks/anchors_h100_forward.csv of a checkout",
+        "default: benchmarks/anchors_h100_forward.csv (_backward.csv) of a checkout",
     )
     p.add_argument("--seed", type=int, help="repeat the inputs of a run (its JSON file says the seed)")
     p.add_argument("--json", type=Path, metavar="FILE", help="write the results, measured and derived")
@@ -103,7 +111,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser().parse_args(argv)
     try:
         _check_outputs(args)
-        report = _stored(args) if args.stored else _run(args)
+        report = _stored(args) if args.stored else _run(args, _direction(args))
         if report is None:
             return 0
         tables.show(report, tables.make_console())
@@ -138,7 +146,20 @@ def _check_outputs(args: argparse.Namespace) -> None:
 
 def _stored(args: argparse.Namespace) -> Report:
     """A stored run; with --anchors with estimates of FlashAttention-3 from that file in place of what it has."""
-    options = ("device", "shapes", "dtype", "layout", "peers", "quick", "cold", "sustained", "seed", "list")
+    options = (
+        "backward",
+        "training",
+        "device",
+        "shapes",
+        "dtype",
+        "layout",
+        "peers",
+        "quick",
+        "cold",
+        "sustained",
+        "seed",
+        "list",
+    )
     useless = [f"--{name}" for name in options if getattr(args, name) not in (None, False)]
     if useless:
         raise UsageError(f"--from measures nothing: {', '.join(useless)} cannot be given with it")
@@ -146,12 +167,16 @@ def _stored(args: argparse.Namespace) -> Report:
     if args.anchors:
         if "sustained_s" in report.settings:
             raise UsageError(f"--anchors {args.anchors}: {SHORT_SAMPLES}, and {args.stored} is a sustained run")
-        factors = anchors.load(args.anchors)
-        report.results = [anchors.with_estimate(result, factors) for result in report.results]
+        for direction in {result.case.direction: None for result in report.results}:
+            _estimate(report, _factors(args.anchors, DIRECTIONS[direction], []))
     return report
 
 
-def _run(args: argparse.Namespace, direction: Direction = FORWARD) -> Report | None:
+def _direction(args: argparse.Namespace) -> Direction:
+    return BACKWARD if args.backward else TRAINING if args.training else FORWARD
+
+
+def _run(args: argparse.Namespace, direction: Direction) -> Report | None:
     """Measures what the arguments ask for; None if they ask for a list."""
     if args.sustained and args.anchors:
         raise UsageError(f"--anchors {args.anchors}: {SHORT_SAMPLES}, and --sustained takes longer ones")
@@ -159,7 +184,9 @@ def _run(args: argparse.Namespace, direction: Direction = FORWARD) -> Report | N
         raise UsageError("--cold: --sustained measures with inputs in place")
     device, missing = _device(args)
     default_shapes = ["sustained"] if args.sustained else direction.default_sets[device]
-    cases, notes = served(select(args.shapes or default_shapes, args.dtype, device, args.quick, direction.sets), device)
+    dtypes = args.dtype or direction.dtypes.get(device)
+    chosen = select(args.shapes or default_shapes, dtypes, device, args.quick, direction.sets)
+    cases, notes = served([direction.case.like(case) for case in chosen], device)
     everybody, absent = direction.candidates(device)
     contestants = _chosen(everybody, args.peers or (SUSTAINED_PEERS if args.sustained else None), args.peers)
     notes += absent
@@ -174,18 +201,17 @@ def _run(args: argparse.Namespace, direction: Direction = FORWARD) -> Report | N
     if args.sustained:
         turns = SustainedSettings(rounds=1 if args.quick else 3, layout=layout)
         return _sustained(cases, contestants, turns, seed, generator, notes)
-    factors: dict[Case, float] = {}
+    factors: dict[str, dict[Case, float]] = {}
     if device == "cuda" and not any(c.name == "fa3" for c in everybody):
         if any(c.name == "cudnn" for c in contestants):
-            factors, about = _factors(args.anchors, direction)
+            factors = _factors(args.anchors, direction, notes)
         else:
-            about = "fa3 is not estimated: that needs cudnn among the peers"
-        notes.append(about)
+            notes.append("fa3 is not estimated: that needs cudnn among the peers")
     rounds, sample_ms = (3, 5) if args.quick else (7, 20)
     settings = Settings(rounds, sample_ms, args.cold, layout=layout, alone_below_us=ALONE_BELOW_US)
     report = Report(environment(device), {"device": device, "seed": seed, **vars(settings)}, notes=notes)
-    measured = _measure_all(cases, lambda case: measure(case, contestants, settings, device, generator))
-    report.results = [anchors.with_estimate(result, factors) for result in measured]
+    report.results = _measure_all(cases, lambda case: measure(case, contestants, settings, device, generator))
+    _estimate(report, factors)
     if not report.wrong:
         short = direction.host_case[device]
         report.host_us = host_overhead(short, contestants, device, generator, layout, HOST_ROUNDS)
@@ -218,12 +244,23 @@ def _chosen(everybody: list[Candidate], names: Sequence[str] | None, asked: Sequ
     return [ours, *(peer for peer in peers if names is None or peer.name in names)]
 
 
-def _factors(given: Path | None, direction: Direction) -> tuple[dict[Case, float], str]:
-    """FlashAttention-3's time by cuDNN's, from the file that was given or the checkout's; and a note on that."""
+def _factors(given: Path | None, direction: Direction, notes: list[str]) -> dict[str, dict[Case, float]]:
+    """By name of who is estimated: its time by cuDNN's, from the file that was given or the checkout's. Adds notes."""
     path = given or anchors.of_checkout(direction.case.direction)
+    if not direction.estimates:
+        notes.append(f"fa3 is not estimated: there are no anchors for {direction.case.direction}")
+        return {}
     if path is None:
-        return {}, "fa3 is not estimated: the anchors are in a checkout's benchmarks/ (--anchors names a file)"
-    return anchors.load(path), f"fa3~ is estimated from {path.name}, which was measured on an H100"
+        notes.append("fa3 is not estimated: the anchors are in a checkout's benchmarks/ (--anchors names a file)")
+        return {}
+    notes.append(f"what ends in ~ is estimated from {path.name}, which was measured on an H100")
+    return {name: anchors.load(path, direction.case, column) for name, column in direction.estimates.items()}
+
+
+def _estimate(report: Report, factors: dict[str, dict[Case, float]]) -> None:
+    """Adds estimates to the results: of those of the names that were not measured."""
+    for name, of_cases in factors.items():
+        report.results = [anchors.with_estimate(result, of_cases, name) for result in report.results]
 
 
 def _sustained(

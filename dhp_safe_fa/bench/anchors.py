@@ -9,9 +9,6 @@ from pathlib import Path
 from dhp_safe_fa.bench.cases import MASKS, Case
 from dhp_safe_fa.bench.results import TILDE, Outcome, Result
 
-# The tilde marks an estimate wherever the name appears.
-ESTIMATE = "fa3" + TILDE
-
 # What the anchors were measured in. float16 runs on the same units: the ratio is used there, too, and said to be this.
 DTYPE = "bfloat16"
 ESTIMATED_DTYPES = ("bfloat16", "float16")
@@ -25,22 +22,27 @@ def of_checkout(direction: str) -> Path | None:
     return path if path.exists() else None
 
 
-def load(path: Path) -> dict[Case, float]:
+def load(path: Path, kind: type[Case] = Case, column: str = "fa3_tflops") -> dict[Case, float]:
     """FlashAttention-3's time by cuDNN's, for every case of the table; see ``parse``.
 
     Raises:
         OSError: the file cannot be read.
         ValueError: names the file and the line that is not so.
     """
-    return parse(path.read_text(encoding="utf-8"), str(path))
+    return parse(path.read_text(encoding="utf-8"), str(path), kind, column)
 
 
-def parse(text: str, origin: str) -> dict[Case, float]:
-    """The same of a table's text. origin: what errors call it.
+def parse(text: str, origin: str, kind: type[Case] = Case, column: str = "fa3_tflops") -> dict[Case, float]:
+    """The same of a table's text.
 
-    A row per case: batch, heads, key_heads, seqlen_q, seqlen_k, head_dim, mask (full, causal), sdpa_cudnn_tflops,
-    fa3_tflops; other columns are ignored. The dtype is bfloat16. The project's history has an older form, with dtype,
-    and seqlen for all lengths.
+    A row per case: batch, heads, key_heads, seqlen_q, seqlen_k, head_dim, mask (full, causal), sdpa_cudnn_tflops, and
+    the column; others are ignored. The dtype is bfloat16. The project's history has an older form, with dtype, and
+    seqlen for all lengths.
+
+    Args:
+        origin: what errors call the text.
+        kind: of the cases.
+        column: of what is compared with cuDNN, in TFLOP/s; empty where it does not serve the case.
     """
     factors: dict[Case, float] = {}
     rows = csv.DictReader(text.splitlines())
@@ -50,8 +52,9 @@ def parse(text: str, origin: str) -> dict[Case, float]:
             batch, heads, head_dim = (int(row[name]) for name in ("batch", "heads", "head_dim"))
             seqlen = int(row["seqlen" if older else "seqlen_q"])
             keys = (None, None) if older else (int(row["key_heads"]), int(row["seqlen_k"]))
-            case = Case(batch, heads, seqlen, head_dim, MASKS[row["mask"]], row.get("dtype", DTYPE), *keys)
-            factors[case] = float(row["sdpa_cudnn_tflops"]) / float(row["fa3_tflops"])
+            case = kind(batch, heads, seqlen, head_dim, MASKS[row["mask"]], row.get("dtype", DTYPE), *keys)
+            if row[column]:
+                factors[case] = float(row["sdpa_cudnn_tflops"]) / float(row[column])
     except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
         raise ValueError(f"{origin}, line {rows.line_num}: not a row of anchors ({error!r})") from error
     if not factors:
@@ -59,20 +62,20 @@ def parse(text: str, origin: str) -> dict[Case, float]:
     return factors
 
 
-def with_estimate(result: Result, factors: dict[Case, float]) -> Result:
-    """The result with an outcome "fa3~", cuDNN's times of this run, scaled, in place of an earlier estimate.
+def with_estimate(result: Result, factors: dict[Case, float], name: str = "fa3") -> Result:
+    """The result with an outcome "NAME~", cuDNN's times of this run, scaled, in place of an earlier estimate.
 
-    Unchanged without factors, or if FlashAttention-3 itself ran. There is no estimate if cuDNN did not run by graph, if
-    the table lacks the case, or for float32.
+    Unchanged without factors, or if the one of that name itself ran. There is no estimate if cuDNN did not run by
+    graph, if the table lacks the case, or for float32.
     """
-    fa3, cudnn = result.outcome("fa3"), result.outcome("cudnn")
-    if not factors or (fa3 and fa3.us):
+    itself, cudnn = result.outcome(name), result.outcome("cudnn")
+    if not factors or (itself and itself.us):
         return result
-    measured = tuple(o for o in result.outcomes if o.name != ESTIMATE)
+    measured = tuple(o for o in result.outcomes if o.name != name + TILDE)
     of_dtype = result.case if result.case in factors else replace(result.case, dtype=DTYPE)
     factor = factors.get(of_dtype)
     if result.case.dtype not in ESTIMATED_DTYPES or cudnn is None or cudnn.graph_us is None or factor is None:
         return replace(result, outcomes=measured)
     basis = f"cuDNN's time here × {factor:.3f}, which is their ratio in {of_dtype.dtype} in the anchors"
-    estimate = Outcome(ESTIMATE, graph_us=cudnn.graph_us.scaled(factor), basis=basis)
+    estimate = Outcome(name + TILDE, graph_us=cudnn.graph_us.scaled(factor), basis=basis)
     return replace(result, outcomes=(*measured, estimate))

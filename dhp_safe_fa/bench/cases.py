@@ -10,15 +10,18 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import product
-from typing import Any, ClassVar, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 import torch
 from torch import Tensor
 
 from dhp_safe_fa import _inspect
 from dhp_safe_fa.bench import peers, reference
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
 MASKS = {"full": False, "causal": True}
@@ -85,6 +88,7 @@ class Case:
     Class attributes:
         direction: its name in stored results.
         products: matrix products of q's rows, k's rows and head_dim that it takes, two operations a multiply-add.
+        repeats: how often a call is repeated to see if it gives the same bits; 0 is not asked.
 
     Raises:
         ValueError: key_heads does not divide heads, or a causal mask for different lengths; one sentence.
@@ -101,6 +105,7 @@ class Case:
 
     direction: ClassVar[str] = "forward"
     products: ClassVar[int] = 2
+    repeats: ClassVar[int] = 0
 
     def __post_init__(self) -> None:
         if self.key_heads == self.heads:
@@ -114,6 +119,11 @@ class Case:
                 f"shape '{self.sizes}': causal with {self.seqlen} queries and {self.key_seqlen} keys; only full is "
                 "compared there, because implementations align the diagonal with different corners"
             )
+
+    @classmethod
+    def like(cls, case: Case) -> Self:
+        """The same sizes in this direction."""
+        return cls(*(getattr(case, field.name) for field in fields(Case)))
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
@@ -177,18 +187,22 @@ class Case:
     def draw(self, device: str, generator: torch.Generator, layout: str) -> Inputs:
         """q, k and v of standard normal numbers, stored as the layout says (one of LAYOUTS)."""
 
-        def normal(shape: tuple[int, int, int, int]) -> Tensor:
-            b, h, s, d = shape
-            stored = (b, s, h, d) if layout == "BSHD" else shape
-            drawn = torch.randn(stored, generator=generator, device=device).to(self.torch_dtype)
-            return drawn.transpose(1, 2) if layout == "BSHD" else drawn
+        q, k, v = (
+            self.normal(shape, device, generator, layout) for shape in (self.shape, self.key_shape, self.key_shape)
+        )
+        return q, k, v
 
-        return normal(self.shape), normal(self.key_shape), normal(self.key_shape)
+    def normal(self, shape: tuple[int, int, int, int], device: str, generator: torch.Generator, layout: str) -> Tensor:
+        """Standard normal numbers in the shape [B, H, S, D]."""
+        b, h, s, d = shape
+        stored = (b, s, h, d) if layout == "BSHD" else shape
+        drawn = torch.randn(stored, generator=generator, device=device).to(self.torch_dtype)
+        return drawn.transpose(1, 2) if layout == "BSHD" else drawn
 
-    def bind(self, attend: peers.Attend, inputs: Inputs) -> Callable[[], Any]:
+    def bind(self, attend: Callable[..., Any], inputs: Inputs) -> Callable[[], Any]:
         """The call that is timed, on inputs that ``draw`` made; ``judge`` knows its output.
 
-        What it needs beforehand is done here, once.
+        attend: peers.Attend, or what a candidate of this direction is.
         """
         q, k, v = inputs
         return lambda: attend(q, k, v, self.causal)

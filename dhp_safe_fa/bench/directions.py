@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from dhp_safe_fa.bench.cases import SETS, Case, CaseSet
+from dhp_safe_fa.bench.cases import SETS, Case, CaseSet, parse_case
+from dhp_safe_fa.bench.gradients.cases import SETS as SETS_OF_GRADIENTS
+from dhp_safe_fa.bench.gradients.cases import BackwardCase, TrainingCase
+from dhp_safe_fa.bench.gradients.peers import backward_candidates, training_candidates
 from dhp_safe_fa.bench.peers import Candidate, candidates
 
 
@@ -18,6 +21,8 @@ class Direction:
         default_sets: what is measured if nothing is said, by device.
         candidates: device -> (ours first, then every peer there is; notes on those that there are not).
         host_case: by device, a case whose own work is so short that a call costs the host more.
+        dtypes: by device, what cases are in if nothing is said; without, each set has its own.
+        estimates: who is estimated where it is not installed, and its column in the anchors.
     """
 
     case: type[Case]
@@ -25,6 +30,8 @@ class Direction:
     default_sets: Mapping[str, list[str]]
     candidates: Callable[[str], tuple[list[Candidate], list[str]]]
     host_case: Mapping[str, Case]
+    dtypes: Mapping[str, list[str]] = field(default_factory=dict)
+    estimates: Mapping[str, str] = field(default_factory=dict)
 
 
 FORWARD = Direction(
@@ -34,6 +41,38 @@ FORWARD = Direction(
     candidates=candidates,
     # on CUDA the call returns before the work is done; on the CPU one query and one key are next to no work
     host_case={"cuda": Case(1, 8, 512, 64, False, "float16"), "cpu": Case(1, 1, 1, 64, False, "float32")},
+    estimates={"fa3": "fa3_tflops"},
 )
 
-DIRECTIONS = {direction.case.direction: direction for direction in (FORWARD,)}
+_GRADIENTS_IN = {"cuda": ["bfloat16"], "cpu": ["float32"]}
+
+BACKWARD = Direction(
+    case=BackwardCase,
+    sets=SETS_OF_GRADIENTS,
+    default_sets={"cuda": ["anchors"], "cpu": ["start"]},
+    candidates=backward_candidates,
+    host_case={device: BackwardCase.like(case) for device, case in FORWARD.host_case.items()},
+    dtypes=_GRADIENTS_IN,
+    estimates={"fa3": "fa3_tflops", "fa3-det": "fa3_deterministic_tflops"},
+)
+
+TRAINING = Direction(
+    case=TrainingCase,
+    sets=SETS_OF_GRADIENTS,
+    default_sets={"cuda": ["anchors"], "cpu": ["start"]},
+    candidates=training_candidates,
+    host_case={device: TrainingCase.like(case) for device, case in FORWARD.host_case.items()},
+    dtypes=_GRADIENTS_IN,
+)
+
+_ALL = (FORWARD, BACKWARD, TRAINING)
+DIRECTIONS = {direction.case.direction: direction for direction in _ALL}
+
+
+def parse(label: str) -> Case:
+    """The inverse of a case's label, which ends in its direction where that is not the forward. ValueError if it is
+    none."""
+    sizes, _, last = label.rpartition(":")
+    if last in DIRECTIONS:
+        return DIRECTIONS[last].case.like(parse_case(sizes, ""))
+    return parse_case(label, "")

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from dhp_safe_fa.bench import timing
 from dhp_safe_fa.bench.cases import Case
@@ -45,10 +46,11 @@ DEFAULT_SETTINGS = Settings()
 
 @dataclass(frozen=True)
 class Checked:
-    """A candidate whose output was right, and its calls: ``call(i)`` works on input set i."""
+    """A candidate whose output was right, and its calls: ``call(i)`` works on input set i. found: its outcome without
+    times."""
 
     candidate: Candidate
-    relative_error: float
+    found: Outcome
     call: timing.Call
 
 
@@ -58,7 +60,7 @@ class Lineup:
 
     present: list[Checked]
     absent: dict[str, Outcome]
-    max_abs_diff_sdpa: float
+    max_abs_diff_sdpa: float | None
 
     def result(self, case: Case, candidates: Sequence[Candidate], measured: Sequence[Outcome]) -> Result:
         """With the outcomes in the order of the candidates."""
@@ -82,7 +84,7 @@ class _Runner:
 
     def outcome(self) -> Outcome:
         stats: dict[str, Any] = {name: Stats.of(values) for name, values in self.us.items()}
-        return Outcome(self.checked.candidate.name, self.checked.relative_error, reason=self.reason, **stats)
+        return replace(self.checked.found, reason=self.reason, **stats)
 
 
 def measure(
@@ -136,26 +138,38 @@ def check(
     judge = case.judge(inputs[0], generator)
     present: list[Checked] = []
     absent: dict[str, Outcome] = {}
-    difference = 0.0
+    difference = None
     for candidate in candidates:
         name, calls = candidate.name, [case.bind(candidate.attend, one) for one in inputs]
         out = candidate.first_run(calls[0], case.scores, device)
-        if candidate is candidates[0]:
-            if isinstance(out, str):
+        is_ours = candidate is candidates[0]
+        if isinstance(out, str):
+            if is_ours:
                 raise WrongResult(f"{name} failed: {out}")
-            relative, difference, wrong = judge.ours(out)
-            if wrong:
-                raise WrongResult(f"{name} is wrong: {wrong}")
-        elif isinstance(out, str):
             absent[name] = Outcome(name, reason=out)
             continue
-        else:
-            relative, wrong = judge.peer(out)
-            if wrong:
-                absent[name] = Outcome(name, relative, reason=wrong)
-                continue
-        present.append(Checked(candidate, relative, _rotating(calls)))
+        verdict = judge.ours(out) if is_ours else judge.peer(out)
+        found = Outcome(name, verdict.relative_error, errors=verdict.errors)
+        if is_ours:
+            difference = verdict.max_abs_diff_sdpa
+            if verdict.wrong:
+                raise WrongResult(f"{name} is wrong: {verdict.wrong}")
+        elif verdict.wrong:
+            absent[name] = replace(found, reason=f"wrong: {verdict.wrong}")
+            continue
+        if case.repeats:
+            with candidate.context():
+                found = replace(found, repeats_equal=sum(_same_bits(out, calls[0]()) for _ in range(case.repeats)))
+        present.append(Checked(candidate, found, _rotating(calls)))
     return Lineup(present, absent, difference)
+
+
+def _same_bits(first: Sequence[Tensor], again: Sequence[Tensor]) -> bool:
+    """Of all outputs: NaN equals NaN, -0 differs from +0."""
+    pairs = (
+        (a.contiguous().view(torch.uint8), b.contiguous().view(torch.uint8)) for a, b in zip(first, again, strict=True)
+    )
+    return all(torch.equal(*pair) for pair in pairs)
 
 
 def host_overhead(

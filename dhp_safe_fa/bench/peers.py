@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -34,13 +34,13 @@ class Candidate:
 
     Attributes:
         name: short, for a table's head.
-        attend: the function; a case makes of it the call that is timed.
+        attend: the function, of the forward an Attend; a case of its direction makes of it the call that is timed.
         context: entered around every use, outside what is timed.
         stores_scores: it keeps q kᵀ in memory, so it is left out where that is too large.
     """
 
     name: str
-    attend: Attend
+    attend: Callable[..., Any]
     context: Callable[[], AbstractContextManager[object]] = nullcontext
     stores_scores: bool = False
 

@@ -81,11 +81,18 @@ def sdpa_difference(out: Tensor, expected: Tensor) -> tuple[float, float]:
 
 
 class Verdict(NamedTuple):
-    """relative_error: over the sample. max_abs_diff_sdpa: over the whole output. wrong: what is wrong, or None."""
+    """
+    Attributes:
+        relative_error: over the sample; of several outputs the largest.
+        max_abs_diff_sdpa: over the whole output; None if it was not asked.
+        wrong: what is wrong, or None.
+        errors: the relative error of each output by name, if there are several.
+    """
 
     relative_error: float
-    max_abs_diff_sdpa: float
+    max_abs_diff_sdpa: float | None
     wrong: str | None
+    errors: dict[str, float] | None = None
 
 
 class Judge(Protocol):
@@ -94,8 +101,8 @@ class Judge(Protocol):
     def ours(self, out: Any) -> Verdict:
         """By the limits that this project keeps; NaN is wrong."""
 
-    def peer(self, out: Any) -> tuple[float, str | None]:
-        """(relative error, what is wrong or None): a peer has to compute the same thing, not as accurately."""
+    def peer(self, out: Any) -> Verdict:
+        """A peer has to compute the same thing, not as accurately."""
 
 
 @dataclass(frozen=True)
@@ -119,7 +126,7 @@ class OutputJudge:
             wrong = f"differs from SDPA by {difference:.2e}, allowed {allowed:.1e}"
         return Verdict(relative, difference, wrong)
 
-    def peer(self, out: Tensor) -> tuple[float, str | None]:
+    def peer(self, out: Tensor) -> Verdict:
         relative, _ = self.true.errors(out)
         right = relative <= PEER_FACTOR * RELATIVE_ERROR[self.dtype]
-        return relative, None if right else f"wrong: relative error {relative:.2e}"
+        return Verdict(relative, None, None if right else f"relative error {relative:.2e}")

@@ -66,6 +66,8 @@ class Outcome:
         alone_us: by graph replay with another kernel between the calls; only of small shapes.
         clock_mhz, power_w: while graph_us was taken; only of a sustained run with NVML.
         basis: what an estimate rests on.
+        errors: as relative_error, of each output by name; only where there are several.
+        repeats_equal: of Case.repeats calls more, how many gave the bits of the first; only where that is asked.
     """
 
     name: str
@@ -77,6 +79,8 @@ class Outcome:
     clock_mhz: Stats | None = None
     power_w: Stats | None = None
     basis: str | None = None
+    errors: dict[str, float] | None = None
+    repeats_equal: int | None = None
 
     @property
     def us(self) -> Stats | None:
@@ -238,7 +242,7 @@ def _outcome(data: dict[str, Any]) -> Outcome:
     """Fields that an older file lacks are None; derived ones are left out."""
     known: dict[str, Any] = {f.name: data.get(f.name) for f in fields(Outcome)}
     for name, value in known.items():
-        if isinstance(value, dict):
+        if isinstance(value, dict) and name != "errors":
             known[name] = Stats(**value)
     return Outcome(**known)
 

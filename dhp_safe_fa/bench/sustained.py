@@ -51,7 +51,7 @@ class _Runner:
         self.us.append(timing.sustained_us(self.graph, settings.settle_s, settings.sustained_s, begin, end))
 
     def outcome(self) -> Outcome:
-        outcome = Outcome(self.checked.candidate.name, self.checked.relative_error, graph_us=Stats.of(self.us))
+        outcome = replace(self.checked.found, graph_us=Stats.of(self.us))
         if not self.readings:
             return outcome
         clocks, powers = ([getattr(r, name) for r in self.readings] for name in Reading._fields)
@@ -78,8 +78,7 @@ def measure_sustained(
             with checked.candidate.context():
                 runners.append(_Runner(checked, timing.capture([checked.call], 1)))
         except RuntimeError as error:
-            name = checked.candidate.name
-            uncaptured.append(Outcome(name, checked.relative_error, reason=graph_reason(error)))
+            uncaptured.append(replace(checked.found, reason=graph_reason(error)))
     for _ in range(settings.rounds):
         for runner in runners:
             runner.turn(settings, meter)

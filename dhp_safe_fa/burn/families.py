@@ -4,31 +4,54 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
-from torch import Tensor
-
-from dhp_safe_fa.bench import Case
+from dhp_safe_fa.bench import Case, directions
+from dhp_safe_fa.bench.directions import Direction
+from dhp_safe_fa.bench.gradients import peers
 from dhp_safe_fa.burn.builds.library import Library
-from dhp_safe_fa.burn.log.records import FORWARD, Chip
+from dhp_safe_fa.burn.log.records import BACKWARD, FORWARD, Chip
 from dhp_safe_fa.burn.measuring import chip
 
 
 @dataclass(frozen=True)
 class Family:
-    """What a run calls and compares. A call is one launch: that is how a profile is read (measuring/profiling.py).
+    """What a run calls and compares.
 
     Attributes:
-        call: of a build, as bench times it: (q, k, v, is_causal) -> out.
+        direction: of its cases and peers.
+        call: of a build, what a candidate of that direction is.
         launch: what a call of a shape launches, in words that are equal if the launches are. ValueError if the build
             does not serve the shape.
         floors: under the time of a call on a chip.
+        entries: names of the functions that a call launches; the first comes once, and first. That is how a profile is
+            read (measuring/profiling.py).
+        default_shapes: what is timed if nothing is said.
     """
 
-    call: Callable[[Library], Callable[[Tensor, Tensor, Tensor, bool], Tensor]]
+    direction: Direction
+    call: Callable[[Library], Callable[..., Any]]
     launch: Callable[[Library, Case], str]
     floors: Callable[[Case, Chip], chip.Floors]
+    entries: tuple[str, ...]
+    default_shapes: tuple[str, ...]
 
 
 FAMILIES = {
-    FORWARD: Family(lambda build: build.attend, lambda build, case: build.launch(case), chip.floors),
+    FORWARD: Family(
+        directions.FORWARD,
+        lambda build: build.attend,
+        lambda build, case: build.launch(case),
+        chip.floors,
+        ("dhp_attention_fwd",),
+        ("start", "sweep"),
+    ),
+    BACKWARD: Family(
+        directions.BACKWARD,
+        lambda build: peers.direct(build.differentiate),
+        lambda build, case: build.launch_backward(case),
+        chip.floors,
+        ("dhp_attention_delta", "dhp_attention_bwd"),
+        ("anchors",),
+    ),
 }

@@ -13,14 +13,13 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from dhp_safe_fa.bench import Candidate, Case, Settings, WrongResult, anchors, candidates
+from dhp_safe_fa.bench import Candidate, Case, Settings, WrongResult, anchors
 from dhp_safe_fa.bench.cases import select
 from dhp_safe_fa.bench.environment import missing_hopper
 from dhp_safe_fa.burn.builds import keeping
 from dhp_safe_fa.burn.builds.library import Library, ShippedKernel
 from dhp_safe_fa.burn.families import FAMILIES
 from dhp_safe_fa.burn.log import file, milestones
-from dhp_safe_fa.burn.log.quoted import ANCHORS
 from dhp_safe_fa.burn.log.records import AGAIN, FORWARD, OURS, PREVIOUS, Chip, Gate, Kernel, Record, Shape
 from dhp_safe_fa.burn.measuring import blocks, chip, gating, profiling
 from dhp_safe_fa.gates import registry, tools
@@ -70,7 +69,11 @@ class Plan:
 
     def cases(self) -> list[Case]:
         """ValueError about a word that cannot be read."""
-        return select(self.shapes or ["start", "sweep"], None, "cuda", quick=not self.full)
+        family = FAMILIES[self.family]
+        direction = family.direction
+        dtypes = direction.dtypes.get("cuda")
+        chosen = select(self.shapes or family.default_shapes, dtypes, "cuda", not self.full, direction.sets)
+        return [direction.case.like(case) for case in chosen]
 
     def settings(self) -> Settings:
         """An even number of rounds: as many forwards as backwards. Samples as long as the benchmark's, so that
@@ -154,7 +157,7 @@ def baseline(plan: Plan, tell: Tell) -> Record:
     _, here, cases = _open(plan)
     if here is None:
         raise Refused(f"the baseline needs a Hopper GPU: {missing_hopper()}")
-    peers = candidates("cuda")[0][1:]
+    peers = FAMILIES[plan.family].direction.candidates("cuda")[0][1:]
     tell(f"times of {', '.join(peer.name for peer in peers)} at {len(cases)} shapes …")
     try:
         shapes = _timed(plan, cases, lambda case, block: peers, BASELINE_BLOCKS)
@@ -215,7 +218,7 @@ def _longest(cases: Sequence[Case]) -> list[Case]:
 
 
 def _measure(plan: Plan, cases: Sequence[Case], ours: Library, previous: Library | None) -> list[Shape]:
-    everybody = candidates("cuda")[0][1:]
+    everybody = FAMILIES[plan.family].direction.candidates("cuda")[0][1:]
     peers = [peer for peer in everybody if plan.full or peer.name not in SLOW_PEERS]
     call = FAMILIES[plan.family].call
     both = [Candidate(OURS, call(ours))]
@@ -239,7 +242,10 @@ def _measure(plan: Plan, cases: Sequence[Case], ours: Library, previous: Library
 
 def _timed(plan: Plan, cases: Sequence[Case], lineup: blocks.Lineup, count: int) -> list[Shape]:
     here = chip.here()
-    factors = anchors.load(ANCHORS) if "H100" in here.gpu and ANCHORS.exists() else {}
+    direction = FAMILIES[plan.family].direction
+    path = anchors.of_checkout(direction.case.direction) if "H100" in here.gpu else None
+    estimates = direction.estimates if path else {}
+    factors = {name: anchors.load(path, direction.case, column) for name, column in estimates.items() if path}
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     console = Console(stderr=True)
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:

@@ -160,6 +160,17 @@ CLASSES: dict[str, Callable[[Shape, Generator], Inputs]] = {
     "Inf rows": inf_rows,
 }
 
+# Classes of inputs whose rows are computed again, and the class that is beside them: where probabilities are 0 or
+# denormal, where the running maximum changes in every tile of keys, where scores overflow. Not NaN or Inf, of which the
+# contract has an exception (docs/gates-bitwise.md).
+ROW_CLASSES = {
+    "normal": "large",
+    "large": "normal",
+    "ascending": "max-finite",
+    "max-finite": "normal",
+    "denormals": "large",
+}
+
 
 def make(name: str, shape: Shape, seed: int, device: str = "cuda") -> Inputs:
     """q, k and v of the class called name, contiguous; the same for the same seed on the same kind of device."""

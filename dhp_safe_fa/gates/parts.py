@@ -85,8 +85,8 @@ def built_and_here() -> dict[str, str | None]:
 
 def of_launch(built: str) -> str:
     """built: the digest that the build carries of its launch sources."""
-    front = [path for pattern in _FRONT for path in _PACKAGE.glob(pattern)]
-    return hashlib.sha256(f"{built} {digest(front, _PACKAGE)}".encode()).hexdigest()
+    front = digest((path for pattern in _FRONT for path in _PACKAGE.glob(pattern)), _PACKAGE)
+    return hashlib.sha256(f"{built} {front}".encode()).hexdigest()
 
 
 def of_controls(sources: Path = CONTROLS, unbranch: Path = UNBRANCH) -> str | None:

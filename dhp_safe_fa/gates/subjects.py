@@ -6,9 +6,9 @@ How a shipped kernel is reached, its family says (families/).
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -17,11 +17,13 @@ from torch import Tensor
 from dhp_safe_fa import _inspect
 from dhp_safe_fa._sdpa import HOPPER
 from dhp_safe_fa.bench import peers
+from dhp_safe_fa.bench.gradients import peers as gradient_peers
 
-from . import inputs
+from . import gradients, inputs
+from .bitwise.key_rows import gradient_ways
 from .bitwise.rows import Way, attention_ways
 from .inputs import Inputs, Shape
-from .targets import PEERS
+from .targets import BACKWARD, PEERS
 from .timing import inputs as timing_inputs
 from .tools import NotRun
 
@@ -58,6 +60,10 @@ class Subject:
         make: inputs of a class of inputs.CLASSES.
         matched: classes with equal bit statistics, by the names of timing/inputs.py.
         power: classes that draw unlike power, by the names of timing/inputs.py.
+        classes: what `make` knows; among them all of inputs.CLASSES.
+        tested: names of `matched` that are compared with its reference.
+        row_classes: classes whose rows are computed again, and the class that is beside them.
+        entry: name of the kernel that is under test where a call launches others beside it; empty: all of them are.
         why_not: why a shipped kernel cannot be run, which then has no shapes; else empty.
     """
 
@@ -73,6 +79,10 @@ class Subject:
     make: Make = inputs.make
     matched: MakeClasses = timing_inputs.matched
     power: MakeClasses = timing_inputs.power
+    classes: tuple[str, ...] = tuple(inputs.CLASSES)
+    tested: tuple[str, ...] = timing_inputs.MATCHED
+    row_classes: Mapping[str, str] = field(default_factory=lambda: inputs.ROW_CLASSES)
+    entry: str = ""
     why_not: str = ""
 
 
@@ -120,8 +130,51 @@ def shipped(kernel: str | None = None) -> list[Subject]:
     return [_of_family(k) for k in chosen]
 
 
+def _peer_shapes() -> tuple[Shape, ...]:
+    """Self-attention that all peers support."""
+    batch, heads, seqlen = REFERENCE
+    full = Shape(batch, heads, heads, seqlen, seqlen, 128, "float16", False)
+    odd = replace(full, seqlen_q=seqlen + 13, seqlen_k=seqlen + 13, is_causal=True)
+    return full, replace(full, is_causal=True), replace(full, head_dim=64), odd
+
+
+def _peer_gradients(name: str) -> Subject:
+    """The backward pass of a peer, with what this project's forward gives. FlashAttention-3's is reached through
+    autograd, so that its calls compute the forward, too. NotRun if it is not there."""
+    short = name.removeprefix("sdpa-").removesuffix(BACKWARD)
+    if short in gradient_peers.OPERATORS:
+        _, differentiate = gradient_peers.OPERATORS[short]
+    else:
+        attention = gradient_peers.flash_attention_3(gradient_peers.FLASH_ATTENTION_3[short])
+        if isinstance(attention, str):
+            raise NotRun(f"--peer {name}: flash_attn_interface cannot be imported ({attention})")
+        differentiate = gradient_peers.at_once(attention)
+
+    def attend(inputs: Inputs, is_causal: bool) -> tuple[Tensor, ...]:
+        q, k, v, out, lse, grad_out = inputs
+        return differentiate(q, k, v, out, lse, grad_out, is_causal)
+
+    return Subject(
+        name,
+        attend,
+        nullcontext,
+        (),
+        _peer_shapes(),
+        outputs=("dq", "dk", "dv"),
+        ways=gradient_ways,
+        make=gradients.make,
+        matched=gradients.matched,
+        power=gradients.power,
+        classes=gradients.CLASSES,
+        tested=gradients.TESTED,
+        row_classes=gradients.ROW_CLASSES,
+    )
+
+
 def peer(name: str) -> Subject:
-    """A peer of the benchmark, on self-attention shapes that all peers support. NotRun if it is not there."""
+    """A peer of the benchmark, or its gradients, on self-attention. NotRun if it is not there."""
+    if name.endswith(BACKWARD):
+        return _peer_gradients(name)
     short = name.removeprefix("sdpa-")
     found, notes = peers.candidates("cuda")
     candidate = next((c for c in found if c.name == short), None)
@@ -132,11 +185,7 @@ def peer(name: str) -> Subject:
         q, k, v = inputs
         return (candidate.attend(q, k, v, is_causal),)
 
-    batch, heads, seqlen = REFERENCE
-    full = Shape(batch, heads, heads, seqlen, seqlen, 128, "float16", False)
-    shapes = [full, replace(full, is_causal=True), replace(full, head_dim=64)]
-    shapes.append(replace(full, seqlen_q=seqlen + 13, seqlen_k=seqlen + 13, is_causal=True))
-    return Subject(name, attend, candidate.context, (), tuple(shapes), outputs=("out",))
+    return Subject(name, attend, candidate.context, (), _peer_shapes(), outputs=("out",))
 
 
 def choose(kernel: str | None = None, peer_name: str | None = None) -> list[Subject]:

@@ -13,12 +13,19 @@ from .tools import NotRun, extract_cubins
 _ROOT = Path(__file__).resolve().parents[2]
 _JIT = "it generates its kernels when it runs: dump one and audit it with --cubin"
 
-# Library of a peer below site-packages, and the part of its forward kernels' names that no other kernel has.
+# At the end of the name of a peer's gradients.
+BACKWARD = "-backward"
+# Library of a peer below site-packages, and the part of its kernels' names that no other kernel has.
 PEERS: dict[str, tuple[str, str]] = {
     "sdpa-flash": ("torch/lib/libtorch_cuda.so", "flash_fwd"),
     "sdpa-efficient": ("torch/lib/libtorch_cuda.so", "fmha_cutlassF"),
     "sdpa-cudnn": ("", _JIT),
     "fa3": ("flash_attn_3/_C*.so", "FlashAttnFwd"),
+    f"sdpa-flash{BACKWARD}": ("torch/lib/libtorch_cuda.so", "flash_bwd"),
+    f"sdpa-efficient{BACKWARD}": ("torch/lib/libtorch_cuda.so", "fmha_cutlassB"),
+    f"sdpa-cudnn{BACKWARD}": ("", _JIT),
+    f"fa3{BACKWARD}": ("flash_attn_3/_C*.so", "FlashAttnBwd"),
+    f"fa3-det{BACKWARD}": ("flash_attn_3/_C*.so", "FlashAttnBwd"),
 }
 # In the names of the cubins that a Hopper GPU runs: sm_90 and sm_90a. torch carries thousands for other GPUs.
 _HOPPER = "sm_90"
@@ -76,7 +83,7 @@ def _libraries(pattern: str) -> Iterator[Path]:
 
 
 def from_peer(name: str) -> list[Cubin]:
-    """The cubins that hold a peer's forward kernels for Hopper. NotRun if it is not installed, or carries none."""
+    """The cubins that hold a peer's kernels for Hopper. NotRun if it is not installed, or carries none."""
     pattern, part = PEERS[name]
     if not pattern:
         raise NotRun(f"--peer {name}: {part}")

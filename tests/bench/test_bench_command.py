@@ -55,7 +55,7 @@ def test_command_reports_a_wrong_result(monkeypatch: pytest.MonkeyPatch, capsys:
     peers = candidates("cpu")[0][1:]
     wrong = Candidate("ours", lambda q, k, v, c: v * 1.01)
     forward = dataclasses.replace(FORWARD, candidates=lambda device: ([wrong, *peers], []))
-    monkeypatch.setattr("dhp_safe_fa.bench.__main__._run.__defaults__", (forward,))
+    monkeypatch.setattr("dhp_safe_fa.bench.__main__.FORWARD", forward)
     assert main(["--device", "cpu", "--quick", "--shapes", TINY]) == 1
     captured = capsys.readouterr()
     assert f"FAIL {TINY}:full:float32: ours is wrong" in captured.err and "FAIL" in captured.out

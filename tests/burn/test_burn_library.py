@@ -16,6 +16,8 @@ import torch.nn.functional as F
 
 from dhp_safe_fa import _inspect
 from dhp_safe_fa.bench import Candidate, Case, Settings
+from dhp_safe_fa.bench.gradients import peers
+from dhp_safe_fa.bench.gradients.cases import BackwardCase
 from dhp_safe_fa.burn.builds import abi, keeping
 from dhp_safe_fa.burn.builds.library import HEADER, LIBRARY, Library
 from dhp_safe_fa.burn.measuring import blocks
@@ -67,6 +69,39 @@ def test_runs_beside_the_operator(library: Library, rng: torch.Generator) -> Non
         torch.testing.assert_close(ours, expected, atol=2e-5, rtol=0)
         assert torch.equal(ours, copy.attend(q, k, v, causal))
     assert copy._core._handle != library._core._handle
+
+
+def test_gradients_beside_the_operator(library: Library) -> None:
+    for sizes in ((2, 6, 70, 32, True, "float32"), (2, 6, 70, 32, False, "bfloat16", 2, 90)):
+        case = BackwardCase(*sizes)
+        inputs = case.draw("cpu", torch.Generator().manual_seed(1), "BSHD")
+        found = library.differentiate(*inputs, case.causal)
+        assert all(map(torch.equal, found, peers.our_gradients(*inputs, case.causal)))
+        assert case.judge(inputs, torch.Generator()).ours(found).wrong is None
+    q, lse = torch.randn(1, 1, 8, 300), torch.zeros(1, 1, 8)
+    with pytest.raises(RuntimeError, match="head_dim 300"):
+        library.differentiate(q, q, q, q, lse, q, False)
+
+
+@pytest.mark.skipif(not _inspect.kernels(), reason="this build has no GPU kernels: nvcc was not found")
+def test_launches_of_gradients_are_told_apart(library: Library) -> None:
+    case = BackwardCase(1, 8, 512, 256, True, "bfloat16")
+    plan = _inspect.plan_backward(case.shape, case.key_shape, case.dtype, True)
+    hashes = library.cubins()
+    expected = ", ".join(f"{hashes[one['kernel']][:16]} grid {one['grid']}" for one in plan)
+    assert library.launch_backward(case) == expected and expected.count("grid") == 4
+    assert library.launch_backward(case) != library.launch_backward(BackwardCase(1, 8, 1024, 256, True, "bfloat16"))
+    with pytest.raises(ValueError, match="head_dim 12"):
+        library.launch_backward(BackwardCase(1, 1, 8, 12, False, "float16"))
+
+
+def test_a_build_from_before_the_backward_has_none(library: Library, tmp_path: Path) -> None:
+    header = (library.path.parent / HEADER).read_text()
+    shutil.copy(library.path, tmp_path)
+    (tmp_path / HEADER).write_text(header.replace("dhp_backward_workspace", "dhp_other"))
+    before = Library(tmp_path)
+    with pytest.raises(ValueError, match="dhp_backward_workspace is declared differently"):
+        before.launch_backward(BackwardCase(1, 8, 512, 64, True, "bfloat16"))
 
 
 def test_refuses_like_the_library(library: Library) -> None:

@@ -221,7 +221,9 @@ def test_without_a_gpu(workshop: Workshop, monkeypatch: pytest.MonkeyPatch, caps
 
 def test_baseline(workshop: Workshop, monkeypatch: pytest.MonkeyPatch) -> None:
     shape = Shape(samples.CASES[0], {"flash": [10.0] * 3, "cudnn": [9.0] * 3})
-    monkeypatch.setattr(loop, "candidates", lambda device: ([None, *measuring_peers()], []))
+    forward = loop.FAMILIES["forward"]
+    direction = dataclasses.replace(forward.direction, candidates=lambda device: ([None, *measuring_peers()], []))
+    monkeypatch.setitem(loop.FAMILIES, "forward", dataclasses.replace(forward, direction=direction))
     monkeypatch.setattr(blocks, "measure_all", lambda *_: [shape])
     assert main(["--log", str(workshop.path), "baseline", "zero"]) == 0
     assert workshop.latest.kind == "baseline"
@@ -294,19 +296,36 @@ def test_what_a_gate_said(
 CSV = (
     '==PROF== Connected\n"ID","Kernel Name",' + ",".join(f'"{m}"' for m in profiling.METRICS.values()) + "\n"
     '"","","ns","%","%","byte","byte","inst","inst"\n'
-    '"0","dhp","12,345","60.5","51.25","1,000,000","24","5,000","4,900"\n'
+    '"0","dhp_attention_fwd","12,345","60.5","51.25","1,000,000","24","5,000","4,900"\n'
 )
+
+
+ENTRIES = ("dhp_attention_fwd",)
+
+
+def test_counters_of_a_call_of_several_launches() -> None:
+    """They are added up, from the first one's name on; what others launch is left out."""
+    case = loop.select([samples.CASES[0]], None, "cuda", quick=True)
+    head, units, row = CSV.splitlines()[1:4]
+    first, second = (row.replace("dhp_attention_fwd", name) for name in ("delta", "bwd"))
+    second = second.replace("12,345", "37,035").replace("60.5", "100.5")
+    text = "\n".join([head, units, row, first, second, second, row, first, second])
+    one, other = profiling.parse(text, case * 2, ("delta", "bwd"))
+    assert (one.us, one.dram_bytes, one.executed_instructions) == (86.415, 3_000_072, 14700)
+    assert (other.us, other.dram_bytes, other.issued_instructions) == (49.38, 2_000_048, 10000)
+    assert other.sm_percent == pytest.approx(90.5) and other.tensor_percent == pytest.approx(51.25)
 
 
 def test_counters() -> None:
     case = loop.select([samples.CASES[0]], None, "cuda", quick=True)
-    assert profiling.parse(CSV, case) == [Profile(samples.CASES[0], 12.345, 60.5, 51.25, 1_000_024, 5000, 4900)]
+    expected = Profile(samples.CASES[0], 12.345, 60.5, 51.25, 1_000_024, 5000, 4900)
+    assert profiling.parse(CSV, case, ENTRIES) == [expected]
     with pytest.raises(profiling.NoCounters, match="ncu reported 1 launches; 2 were made"):
-        profiling.parse(CSV, case * 2)
+        profiling.parse(CSV, case * 2, ENTRIES)
     with pytest.raises(profiling.NoCounters, match="no usable value for 1,8,512,64:full:float16"):
-        profiling.parse(CSV.replace('"51.25"', '"n/a"'), case)
+        profiling.parse(CSV.replace('"51.25"', '"n/a"'), case, ENTRIES)
     with pytest.raises(profiling.NoCounters, match="no usable value"):
-        profiling.parse(CSV.replace("sm__pipe_tensor", "sm__other"), case)
+        profiling.parse(CSV.replace("sm__pipe_tensor", "sm__other"), case, ENTRIES)
 
 
 def test_ncu_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ from dhp_safe_fa.burn.builds.keeping import ROOT
 from dhp_safe_fa.burn.log import lines, records
 from dhp_safe_fa.burn.log.file import LogError, append, load
 from dhp_safe_fa.burn.log.milestones import MILESTONES, answers, counted
-from dhp_safe_fa.burn.log.records import Gate, Record
+from dhp_safe_fa.burn.log.records import Gate, Record, Shape
 from dhp_safe_fa.gates import registry
 
 
@@ -52,6 +52,12 @@ def test_the_projects_own_log_is_true() -> None:
     assert {"run", "baseline", "imported"} == {record.kind for record in log.records}
     for shape in (shape for record in log.records for shape in record.shapes):
         assert shape.parsed.label == shape.case
+
+
+def test_times_of_gradients_count_their_work() -> None:
+    forward, backward = (Shape(f"2,4,512,64:causal:bfloat16{of}", {"ours": [10.0]}) for of in ("", ":backward"))
+    assert backward.parsed.label == backward.case and backward.parsed != forward.parsed
+    assert backward.tflops("ours") == pytest.approx(2.5 * (forward.tflops("ours") or 0))
 
 
 def test_round_trip(filled: Path) -> None:

@@ -19,7 +19,8 @@ ROOT = Path(__file__).resolve().parents[2]
 C = ROOT / "tests" / "core" / "c"
 CPU = ROOT / "csrc" / "cpu"
 CORE = [*sorted(CPU.rglob("*.c")), ROOT / "csrc" / "error.c"]
-SHARED = [C / "check.c", C / "reference.c"]
+TESTS = [*sorted(C.rglob("test_*.c")), ROOT / "csrc" / "check.c"]
+SHARED = [C / "check.c", C / "reference.c", C / "gradients" / "gradients.c"]
 
 WARNINGS = ["-Wall", "-Wextra", "-Wpedantic", "-Wshadow", "-Wconversion", "-Werror"]
 # -gdwarf-4: Debian 12's Valgrind does not read Clang's DWARF 5. Contraction: as setup.py says.
@@ -75,7 +76,7 @@ def core(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 
 def test_values(core: list[Path], tmp_path: Path, session_seed: int) -> None:
-    program = compile_c(tmp_path / "test_cpu", [*sorted(C.glob("test_*.c")), *core], "-O3", *WRAPPED)
+    program = compile_c(tmp_path / "test_cpu", [*TESTS, *core], "-O3", *WRAPPED)
     assert run(program, str(session_seed)).returncode == 0
 
 
@@ -87,7 +88,7 @@ def test_values(core: list[Path], tmp_path: Path, session_seed: int) -> None:
 def test_values_of_other_builds(tmp_path: Path, session_seed: int, options: list[str]) -> None:
     if TAKEN_APART in options and not knows(TAKEN_APART):
         pytest.skip(f"{COMPILER[0]} does not know {TAKEN_APART}")
-    sources = [*sorted(C.glob("test_*.c")), *SHARED, *CORE]
+    sources = [*TESTS, *SHARED, *CORE]
     program = compile_c(tmp_path / "test_cpu", sources, *options, *WRAPPED)
     assert run(program, str(session_seed)).returncode == 0
 
@@ -158,7 +159,8 @@ def never_executed(program: Path, kernel: str, *arguments: str) -> list[str]:
     command = [gcov(), "--json-format", "--branch-probabilities", "--stdout", counts]
     report = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
     sources = [file for file in report["files"] if Path(file["file"]).resolve().is_relative_to(ROOT / "csrc")]
-    assert {"tile_impl.h", "tile_scores.h", "tile_values.h"} <= {Path(file["file"]).name for file in sources}
+    names = {Path(file["file"]).name for file in sources}
+    assert {"tile_impl.h", "tile_scores.h", "tile_values.h", "tile_gradients.h"} <= names
     return [
         f"{Path(file['file']).name}:{line['line_number']} ({line['function_name']})"
         for file in sources

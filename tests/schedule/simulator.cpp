@@ -5,8 +5,9 @@
  * chances or with priorities, chooses who goes on, and when a load that is under way arrives.
  *
  * Order: one event comes before another only by program order and by named barriers (vector clocks). That a wait for
- * an mbarrier succeeded orders nothing but the reads of what its loads brought. So most mistakes of order show in every
- * schedule, not only in the one where they do harm.
+ * an mbarrier succeeded orders nothing but the reads of what its loads brought, unless the family's model says that its
+ * kernels rely on more: an arrival releases, a wait acquires (PTX ISA, "mbarrier"). So most mistakes of order show in
+ * every schedule, not only in the one where they do harm.
  *
  * Products: a wgmma reads its tiles from its issue until a wait for its group.
  *
@@ -68,6 +69,7 @@ struct Mbarrier {
   int64_t bytes = 0;
   unsigned arrived = 0; /* warps, in this phase */
   Clock clock = {};
+  Clock ended = {}; /* of the phase that was completed last */
 };
 
 struct NamedBarrier {
@@ -146,6 +148,7 @@ void complete_if_due(int index) {
             "a phase may end before a warp has seen the one before");
   }
   barrier.phase++;
+  barrier.ended = barrier.clock;
   barrier.pending = barrier.arrivals;
   barrier.arrived = 0;
 }
@@ -317,6 +320,9 @@ bool mbarrier_wait(uint32_t address, uint32_t parity, bool at_start) {
   const int index = mbarrier_at(address);
   const int phase = (int)w.wait_began[index].size();
   const bool is_extra = at_start && model::waits_twice(index);
+  /* the phase before has ended, also that before the first, as the hardware has it: a tile that was not awaited shows
+   * when it is read */
+  if (layout.waits_for_nothing && parity != ((unsigned)phase & 1)) return true;
   require(parity == ((unsigned)phase & 1), "a wait for the wrong parity");
   tick();
   if (!is_extra) w.wait_began[index].push_back(w.clock[(size_t)current]);
@@ -330,6 +336,7 @@ bool mbarrier_wait(uint32_t address, uint32_t parity, bool at_start) {
   if (w.timed_out) return came;
   require(mbarriers[(size_t)index].phase == phase + 1, "a wait ends in another phase");
   w.seen[index] = phase + 1;
+  if (layout.mbarriers_order) join(w.clock, mbarriers[(size_t)index].ended);
   return true;
 }
 

@@ -42,6 +42,8 @@ struct Layout {
   int warps = 0;
   uint32_t barriers = 0; /* shared address of the first mbarrier */
   int mbarriers = 0;
+  bool waits_for_nothing = false; /* a warp may wait for a phase that it has seen, or for the one before the first */
+  bool mbarriers_order = false;   /* what came before the arrivals of a phase comes before what follows a wait for it */
   std::vector<Boxes> boxes;
 };
 
@@ -96,7 +98,7 @@ bool waits_twice(int mbarrier);      /* at the start, and again later; the first
 void commit(int product, int steps); /* of the warp that runs */
 void end_warp();                     /* the warp that runs has ended: is anything left? */
 sim::Rows rows();
-void store_row(const uint32_t *four_words); /* 16 bytes of a row of the output */
+void store_row(const void *to, const uint32_t *four_words); /* 16 bytes of a row of an output */
 void store_number(const float *to, float x);
 
 } // namespace model

@@ -47,7 +47,7 @@ static void forward_row(const job *work, int64_t b, int64_t h, int64_t i) {
   const dhp_attention *const args = work->args;
   const int64_t head_dim = args->q.size[3], key_head = h / (args->q.size[1] / args->k.size[1]);
   const dhp_key_range seen = dhp_mask_row(work->mask, i);
-  const double scale = (double)args->scale, *const q = row_of(&args->q, b, h, i);
+  const double scale = args->scale, *const q = row_of(&args->q, b, h, i);
   double *const out = row_of(&args->out, b, h, i), maximum = -__builtin_inf(), sum = 0.0;
   for (int64_t j = seen.first; j < seen.last; j++)
     maximum = dhp_ct64_max(maximum, scale * inner_product(q, row_of(&args->k, b, key_head, j), head_dim));
@@ -98,7 +98,7 @@ static void query_gradient(const job *work, int64_t b, int64_t h, int64_t i) {
   const dhp_attention *const forward = work->args;
   const int64_t head_dim = forward->q.size[3], key_head = h / (forward->q.size[1] / forward->k.size[1]);
   const dhp_key_range seen = dhp_mask_row(work->mask, i);
-  const double scale = (double)forward->scale;
+  const double scale = forward->scale;
   const query_row row = read_query(work->backward, b, h, i);
   double *const dq = row_of(&work->backward->dq, b, h, i);
   memset(dq, 0, (size_t)head_dim * sizeof *dq);
@@ -116,7 +116,7 @@ static void key_gradients(const job *work, int64_t b, int64_t h, int64_t j) {
   const int64_t head_dim = forward->q.size[3], group = forward->q.size[1] / forward->k.size[1];
   const dhp_mask by_key = dhp_mask_transposed(work->mask);
   const dhp_key_range seen = dhp_mask_row(&by_key, j);
-  const double scale = (double)forward->scale;
+  const double scale = forward->scale;
   const double *const k = row_of(&forward->k, b, h, j), *const v = row_of(&forward->v, b, h, j);
   double *const dk = work->backward->dk.data ? row_of(&work->backward->dk, b, h, j) : NULL;
   double *const dv = work->backward->dv.data ? row_of(&work->backward->dv, b, h, j) : NULL;

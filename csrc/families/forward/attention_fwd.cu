@@ -38,6 +38,7 @@
 /* These use the constants and products above. */
 #include "../../hopper/products.cuh"
 #include "../../hopper/rows_out.cuh"
+#include "../../hopper/softmax.cuh"
 
 /* ---- the kernel ------------------------------------------------------------------------------------------------ */
 

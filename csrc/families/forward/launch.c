@@ -40,7 +40,7 @@ static dhp_status encode_maps(const dhp_session *session, const dhp_attention *a
 static dhp_fwd_params params_of(const dhp_attention *args, const dhp_plan *plan, int rows) {
   const dhp_mask mask = dhp_mask_of(args);
   /* not 0: a masked score is -inf, and -inf times 0 is NaN */
-  const float scale_log2 = fmaxf((float)(args->scale * LOG2_E), FLT_MIN);
+  const float scale_log2 = fmaxf((float)((double)(float)args->scale * LOG2_E), FLT_MIN);
   int exponent;
   frexpf(scale_log2, &exponent); /* 2^(exponent - 1) <= scale_log2 < 2^exponent: the difference below is exact */
   dhp_fwd_params params = {
@@ -56,7 +56,7 @@ static dhp_fwd_params params_of(const dhp_attention *args, const dhp_plan *plan,
       .is_causal = args->is_causal != 0,
       .causal_offset = (int32_t)mask.highest,
       .log2_rows = log2_of(rows),
-      .scale = args->scale,
+      .scale = (float)args->scale,
       .scale_log2 = scale_log2,
       .highest_score = FLT_MAX / fmaxf(1.f, ldexpf(1.f, exponent)),
       .scale_to_power_of_two = ldexpf(1.f, exponent) - scale_log2,

@@ -47,17 +47,6 @@ static int least_rows(int head_dim) {
   return least;
 }
 
-/* Smallest head_dim among the kernels of this dtype that holds D; 0 if none does. */
-static int kernel_head_dim(dhp_dtype dtype, int64_t head_dim) {
-  int best = 0;
-  for (int i = 0; i < dhp_family_forward.count; i++) {
-    const dhp_kernel_info *const kernel = &dhp_family_forward.kernels[i];
-    if (kernel->dtype == dtype && kernel->head_dim >= head_dim && (best == 0 || kernel->head_dim < best))
-      best = kernel->head_dim;
-  }
-  return best;
-}
-
 /* How a kernel would share out the work of a call. */
 typedef struct sharing {
   int heads_per_tile;
@@ -139,8 +128,8 @@ dhp_status dhp_plan_attention(const dhp_attention *args, dhp_plan *plan, dhp_err
                     "none, or causal with any offset");
   if (dhp_family_forward.count == 0)
     return dhp_fail(error, DHP_NO_GPU, "this build has no GPU kernels: nvcc was not found when it was built");
-  const int head_dim = kernel_head_dim(args->q.dtype, q[3]);
-  if (head_dim == 0 || q[3] % 8 != 0)
+  const dhp_kernel_info *const fitting = dhp_family_kernel(&dhp_family_forward, args->q.dtype, q[3], "out");
+  if (!fitting || q[3] % 8 != 0)
     return dhp_fail(error, DHP_UNSUPPORTED, "q: head_dim %lld; supported on CUDA: a multiple of 8 up to %d",
                     (long long)q[3], dhp_cuda_max_head_dim());
   if (q[0] == 0 || q[1] == 0 || q[2] == 0) return DHP_OK;
@@ -149,7 +138,7 @@ dhp_status dhp_plan_attention(const dhp_attention *args, dhp_plan *plan, dhp_err
   if (q[0] > MAX_ITEMS || q[1] > MAX_ITEMS || q[0] * q[1] > MAX_ITEMS)
     return dhp_fail(error, DHP_UNSUPPORTED, "q: batch %lld times heads %lld; supported on CUDA: up to %d together",
                     (long long)q[0], (long long)q[1], MAX_ITEMS);
-  const int rows = least_rows(head_dim);
+  const int head_dim = fitting->head_dim, rows = least_rows(head_dim);
   if (q[0] * q[1] * ceil_div(q[2], rows) > MAX_ITEMS)
     return dhp_fail(error, DHP_UNSUPPORTED,
                     "q: %lld heads in the batch of %lld tiles of %d rows; supported on CUDA: up to %d tiles in all",

@@ -5,7 +5,12 @@ from __future__ import annotations
 from dhp_safe_fa.bench.results import BEST, BEST_WITH_ESTIMATES, Report
 
 # Names for readers; other candidates are called what they are in the tables.
-FULL_NAMES = {"fa3": "FlashAttention-3", "fa3~": "FlashAttention-3, estimated"}
+FULL_NAMES = {
+    "fa3": "FlashAttention-3",
+    "fa3~": "FlashAttention-3, estimated",
+    "fa3-det": "FlashAttention-3, deterministic",
+    "fa3-det~": "FlashAttention-3, deterministic, estimated",
+}
 
 
 def summary(report: Report) -> list[str]:

@@ -29,6 +29,9 @@ def show(report: Report, console: Console) -> None:
         parts.append(("Ours: median time, ±% from quartile to quartile, accuracy", times_table(report)))
     if report.peers():
         parts.append(("Peer's time / our time: above 1 ours is faster", ratios_table(report)))
+    if any(o.errors for r in report.results for o in r.outcomes):
+        title = "Gradients: relative errors against float64, the largest of all cases; repeats that give the same bits"
+        parts.append((title, gradients_table(report)))
     if small := [r for r in report.results if any(o.alone_us for o in r.outcomes)]:
         limit = report.settings["alone_below_us"]
         title = f"Below {limit:g} µs: µs a call, back to back and alone, which is between other kernels"
@@ -82,7 +85,7 @@ def times_table(report: Report) -> Table:
             _number(result.case.flops / us / 1e6),
             _number(result.case.bytes / us / 1e3),
             f"{ours.relative_error:.2e}",
-            f"{result.max_abs_diff_sdpa:.1e}",
+            "-" if result.max_abs_diff_sdpa is None else f"{result.max_abs_diff_sdpa:.1e}",
             end_section=last,
         )
     return table
@@ -103,6 +106,27 @@ def ratios_table(report: Report) -> Table:
         )
     means = [_ratio(report.geomean(name)) for name in [*peers, BEST]]
     table.add_row("geometric mean", "", "", *means, "", style="bold")
+    return table
+
+
+def gradients_table(report: Report) -> Table:
+    """A row per candidate that was right at least once."""
+    found = {
+        name: [o for r in report.results if (o := r.outcome(name)) and o.errors] for name in ["ours", *report.peers()]
+    }
+    names = list(dict.fromkeys(name for outcomes in found.values() for o in outcomes for name in o.errors or ()))
+    table = Table()
+    for column in ("", *names, "cases", "equal in all repeats"):
+        table.add_column(column, justify="right" if column else "left")
+    for candidate, outcomes in found.items():
+        if not outcomes:
+            continue
+        largest = (max((o.errors or {})[name] for o in outcomes) for name in names)
+        repeated = [o for o in outcomes if o.repeats_equal is not None]
+        equal = sum(o.repeats_equal == r.case.repeats for r in report.results if (o := r.outcome(candidate)))
+        table.add_row(
+            candidate, *(f"{error:.2e}" for error in largest), str(len(outcomes)), f"{equal} of {len(repeated)}"
+        )
     return table
 
 

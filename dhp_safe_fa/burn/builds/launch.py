@@ -10,17 +10,17 @@ from pathlib import Path
 
 import torch
 
-from dhp_safe_fa.bench.cases import parse_case
+from dhp_safe_fa.bench.cases import LAYOUTS
+from dhp_safe_fa.bench.directions import parse
 from dhp_safe_fa.burn.builds.library import Library
 from dhp_safe_fa.burn.families import FAMILIES
 
 
 def main(folder: str, family: str, *labels: str) -> None:
     call = FAMILIES[family].call(Library(Path(folder)))
-    for case in (parse_case(label, "float16") for label in labels):
-        shapes = case.shape, case.key_shape, case.key_shape
-        q, k, v = (torch.randn(shape, device="cuda").to(case.torch_dtype) for shape in shapes)
-        call(q, k, v, case.causal)
+    generator = torch.Generator("cuda")
+    for case in map(parse, labels):
+        case.bind(call, case.draw("cuda", generator, LAYOUTS[-1]))()
         torch.cuda.synchronize()
 
 

@@ -22,13 +22,20 @@ from dhp_safe_fa.burn.builds import abi
 
 LIBRARY, HEADER = "libdhp_fa.so", "dhp_fa.h"
 
-# What is called, as the header has to declare it. Another signature cannot be called blindly.
+# What is called, as the header has to declare it. Another signature cannot be called blindly. A build from before the
+# backward has no more than the first part.
 _PROTOTYPES = (
     "dhp_status dhp_attention_cpu(const dhp_attention *args, const dhp_executor *executor, dhp_error *error)",
     "dhp_status dhp_attention_cuda(const dhp_attention *args, int device, void *stream, dhp_error *error)",
     "dhp_status dhp_plan_attention(const dhp_attention *args, dhp_plan *plan, dhp_error *error)",
     "int dhp_kernel_count(void)",
     "const dhp_kernel_info *dhp_kernel(int index)",
+)
+_BACKWARD_PROTOTYPES = (
+    "dhp_status dhp_backward_cpu(const dhp_backward *args, const dhp_executor *executor, dhp_error *error)",
+    "dhp_status dhp_backward_cuda(const dhp_backward *args, int device, void *stream, dhp_error *error)",
+    "size_t dhp_backward_workspace(const dhp_backward *args, int on_cuda)",
+    "dhp_status dhp_plan_backward(const dhp_backward *args, dhp_backward_plan *plan, dhp_error *error)",
 )
 
 
@@ -51,13 +58,17 @@ class Library:
         """OSError or ValueError with one sentence if the folder holds no library that can be called."""
         self.path = folder / LIBRARY
         self._header = abi.parse((folder / HEADER).read_text(encoding="utf-8"))
-        for prototype in _PROTOTYPES:
-            name = prototype.partition("(")[0].split()[-1].lstrip("*")
-            if self._header.prototypes.get(name) != prototype:
-                raise ValueError(f"{folder / HEADER}: {name} is declared differently from '{prototype}'")
+        self._require(_PROTOTYPES)
         # deep binding: the library calls its own functions, whatever other build is loaded
         self._core = ctypes.CDLL(str(self.path.resolve()), mode=os.RTLD_LOCAL | os.RTLD_NOW | os.RTLD_DEEPBIND)
         self._core.dhp_kernel.restype = ctypes.c_void_p
+
+    def _require(self, prototypes: tuple[str, ...]) -> None:
+        """ValueError names a function that the header declares in another way, or not at all."""
+        for prototype in prototypes:
+            name = prototype.partition("(")[0].split()[-1].lstrip("*")
+            if self._header.prototypes.get(name) != prototype:
+                raise ValueError(f"{self.path.parent / HEADER}: {name} is declared differently from '{prototype}'")
 
     @cached_property
     def sha256(self) -> str:
@@ -105,6 +116,54 @@ class Library:
         if status:
             raise RuntimeError(error.text.decode())
         return out
+
+    def launch_backward(self, case: Case) -> str:
+        """The same of a call that computes all gradients: cubins and CTAs.
+
+        Raises:
+            ValueError: the library has no backward, or does not serve the shape.
+        """
+        self._require(_BACKWARD_PROTOTYPES)
+        args, error, plan = self._struct("dhp_backward"), self._struct("dhp_error"), self._struct("dhp_backward_plan")
+        args.forward = self._arguments(case)
+        # a plan looks at which tensors are wanted, and reads none
+        args.forward.lse = ctypes.addressof(error)
+        for name, like in (("grad_out", "q"), ("dq", "q"), ("dk", "k"), ("dv", "v")):
+            setattr(args, name, getattr(args.forward, like))
+            getattr(args, name).data = ctypes.addressof(error)
+        if self._core.dhp_plan_backward(ctypes.byref(args), ctypes.byref(plan), ctypes.byref(error)):
+            raise ValueError(error.text.decode())
+        launches = plan.launches[: plan.count]
+        return ", ".join(f"{self._kernel(one.kernel).sha256[:16]} grid {one.grid}" for one in launches)
+
+    def differentiate(
+        self, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, grad_out: Tensor, is_causal: bool
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """(dq, dk, dv) of any strides that the library takes; lse is contiguous. Otherwise as `attend`."""
+        self._require(_BACKWARD_PROTOTYPES)
+        args, error = self._struct("dhp_backward"), self._struct("dhp_error")
+        dq, dk, dv = (torch.empty_like(tensor) for tensor in (q, k, v))
+        for name, tensor in (("q", q), ("k", k), ("v", v), ("out", out)):
+            self._describe(
+                getattr(args.forward, name), tensor.shape, tensor.stride(), tensor.dtype, tensor.data_ptr()
+            )
+        for name, tensor in (("grad_out", grad_out), ("dq", dq), ("dk", dk), ("dv", dv)):
+            self._describe(getattr(args, name), tensor.shape, tensor.stride(), tensor.dtype, tensor.data_ptr())
+        args.forward.lse = lse.data_ptr()
+        args.forward.scale, args.forward.is_causal = q.size(3) ** -0.5, is_causal
+        pointers = ctypes.byref(args), ctypes.byref(error)
+        self._core.dhp_backward_workspace.restype = ctypes.c_size_t
+        size = self._core.dhp_backward_workspace(pointers[0], int(q.is_cuda))
+        workspace = torch.empty(size, dtype=torch.uint8, device=q.device)
+        args.workspace = workspace.data_ptr()
+        if q.is_cuda:
+            stream = ctypes.c_void_p(torch.cuda.current_stream(q.device).cuda_stream)
+            status = self._core.dhp_backward_cuda(pointers[0], q.device.index, stream, pointers[1])
+        else:
+            status = self._core.dhp_backward_cpu(pointers[0], None, pointers[1])
+        if status:
+            raise RuntimeError(error.text.decode())
+        return dq, dk, dv
 
     def _struct(self, name: str) -> Any:
         return self._header.structs[name]()

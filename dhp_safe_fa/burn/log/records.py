@@ -7,7 +7,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from dhp_safe_fa.bench.cases import Case, parse_case
+from dhp_safe_fa.bench.cases import Case
+from dhp_safe_fa.bench.directions import parse
 from dhp_safe_fa.burn import verdict
 from dhp_safe_fa.burn.verdict import Decision
 from dhp_safe_fa.gates import registry
@@ -15,7 +16,7 @@ from dhp_safe_fa.gates import registry
 # Of the lines that are written now: what a line holds, and by which rules it is judged (verdict.RULES).
 SCHEMA = "dhp_safe_fa.burn/2"
 OURS, PREVIOUS, AGAIN = "ours", "previous", "again"
-FORWARD = "forward"
+FORWARD, BACKWARD = "forward", "backward"
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,7 @@ class Shape:
 
     @property
     def parsed(self) -> Case:
-        return parse_case(self.case, "")
+        return parse(self.case)
 
     def median_us(self, name: str) -> float | None:
         values = [value for value in self.us.get(name, []) if value is not None]

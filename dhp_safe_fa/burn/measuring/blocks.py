@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -51,14 +51,14 @@ def measure_all(
     settings: Settings,
     blocks: int,
     device: str,
-    factors: dict[Case, float],
+    factors: Mapping[str, dict[Case, float]],
     advance: Callable[[], None],
 ) -> list[Shape]:
     """A Shape for each case. Blocks are the outer loop: each case is spread over the whole run, with the clock's drift.
 
     Args:
         lineup: the first candidate of a block has to be right, see bench.measure.
-        factors: FlashAttention-3's time by cuDNN's, from a file of anchors: estimated where it is not installed.
+        factors: by name, time by cuDNN's from a file of anchors: FlashAttention-3, estimated where it is not installed.
         advance: called after every case of every block.
 
     Raises:
@@ -70,7 +70,9 @@ def measure_all(
     for block in range(blocks):
         for case in cases:
             result = measure(case, lineup(case, block), settings, device, generator)
-            results[case].append(with_estimate(result, factors))
+            for name, of_cases in factors.items():
+                result = with_estimate(result, of_cases, name)
+            results[case].append(result)
             if device == "cuda":
                 torch.cuda.empty_cache()  # the next graphs and inputs get other places
             advance()

@@ -1,4 +1,4 @@
-"""Counters of single launches, by Nsight Compute."""
+"""Counters of single calls, by Nsight Compute."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from dhp_safe_fa.bench import Case
 from dhp_safe_fa.burn.builds.keeping import ROOT
 from dhp_safe_fa.burn.builds.library import Library
+from dhp_safe_fa.burn.families import FAMILIES
 from dhp_safe_fa.burn.log.records import Profile
 
 METRICS = {
@@ -40,9 +41,9 @@ def find_ncu() -> str:
 
 
 def profile(library: Library, family: str, cases: Sequence[Case]) -> list[Profile]:
-    """The counters of one launch of each case. NoCounters if any is missing."""
+    """The counters of one call of each case. NoCounters if any is missing."""
     options = ["--metrics", ",".join(METRICS.values()), "--csv", "--page", "raw", "--print-units", "base"]
-    return parse(_ncu(options, library, family, cases), cases)
+    return parse(_ncu(options, library, family, cases), cases, FAMILIES[family].entries)
 
 
 def store_report(library: Library, family: str, cases: Sequence[Case], path: Path) -> None:
@@ -52,30 +53,45 @@ def store_report(library: Library, family: str, cases: Sequence[Case], path: Pat
         raise NoCounters(f"ncu ended well but wrote no {path}")
 
 
-def parse(text: str, cases: Sequence[Case]) -> list[Profile]:
-    """ncu's CSV: a row of names, a row of units, and a row for each launch, in the order of the cases."""
+def parse(text: str, cases: Sequence[Case], entries: Sequence[str]) -> list[Profile]:
+    """ncu's CSV: a row of names, a row of units, and a row for each launch, in the order of the cases.
+
+    entries: of the functions that are launched for a case; the first comes once for each, and first. Others are left
+    out. What a case's launches take is added up; how busy the chip was is the mean by their time.
+    """
     rows = list(csv.reader(io.StringIO("\n".join(line for line in text.splitlines() if line.startswith('"')))))
-    if len(rows) != 2 + len(cases):
-        raise NoCounters(f"ncu reported {max(0, len(rows) - 2)} launches; {len(cases)} were made, one for each shape")
-    profiles = []
-    for case, row in zip(cases, rows[2:], strict=True):
-        values = dict(zip(rows[0], row, strict=True))
-        try:
-            numbers = {name: float(values[metric].replace(",", "")) for name, metric in METRICS.items()}
-        except (KeyError, ValueError) as error:
-            raise NoCounters(f"ncu gave no usable value for {case.label}: {error!r}") from error
-        profiles.append(
-            Profile(
-                case=case.label,
-                us=numbers["us"] / 1e3,  # ncu's base unit is the nanosecond
-                sm_percent=numbers["sm_percent"],
-                tensor_percent=numbers["tensor_percent"],
-                dram_bytes=int(numbers["dram_read"] + numbers["dram_write"]),
-                issued_instructions=int(numbers["issued_instructions"]),
-                executed_instructions=int(numbers["executed_instructions"]),
-            )
-        )
-    return profiles
+    launches = [dict(zip(rows[0], row, strict=True)) for row in rows[2:]]
+    calls: list[list[dict[str, str]]] = []
+    for launch in launches:
+        if launch.get("Kernel Name") == entries[0]:
+            calls.append([])
+        if launch.get("Kernel Name") in entries and calls:
+            calls[-1].append(launch)
+    if len(calls) != len(cases):
+        raise NoCounters(f"ncu reported {len(calls)} launches; {len(cases)} were made, one for each shape")
+    return [_profile(case, call) for case, call in zip(cases, calls, strict=True)]
+
+
+def _profile(case: Case, launches: Sequence[Mapping[str, str]]) -> Profile:
+    try:
+        numbers = [
+            {name: float(launch[metric].replace(",", "")) for name, metric in METRICS.items()} for launch in launches
+        ]
+    except (KeyError, ValueError) as error:
+        raise NoCounters(f"ncu gave no usable value for {case.label}: {error!r}") from error
+    total = {name: sum(launch[name] for launch in numbers) for name in METRICS}
+    busy = {
+        name: sum(launch[name] * launch["us"] for launch in numbers) / total["us"]
+        for name in ("sm_percent", "tensor_percent")
+    }
+    return Profile(
+        case=case.label,
+        us=total["us"] / 1e3,  # ncu's base unit is the nanosecond
+        **busy,
+        dram_bytes=int(total["dram_read"] + total["dram_write"]),
+        issued_instructions=int(total["issued_instructions"]),
+        executed_instructions=int(total["executed_instructions"]),
+    )
 
 
 def _ncu(options: list[str], library: Library, family: str, cases: Sequence[Case]) -> str:

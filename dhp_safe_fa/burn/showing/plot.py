@@ -12,7 +12,7 @@ from matplotlib.backend_bases import FigureCanvasBase
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from dhp_safe_fa.bench.cases import parse_case
+from dhp_safe_fa.bench.directions import parse
 from dhp_safe_fa.burn.log import quoted
 from dhp_safe_fa.burn.log.milestones import ORIGINAL
 from dhp_safe_fa.burn.log.quoted import Quoted
@@ -76,7 +76,7 @@ def _speed(axes: Axes, records: Sequence[Record], cases: Sequence[str]) -> None:
     """A line for each head_dim and mask, over the cases that all records have."""
     groups: dict[str, list[str]] = {}
     for label in cases:
-        case = parse_case(label, "")
+        case = parse(label)
         groups.setdefault(f"head_dim {case.head_dim}, {case.mask}", []).append(label)
     for number, (name, members) in enumerate(groups.items()):
         values = [record.geomean_tflops(OURS, members) or math.nan for record in records]

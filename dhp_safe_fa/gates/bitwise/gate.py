@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from .. import controls, inputs
+from .. import controls
 from ..inputs import Shape
 from ..subjects import Subject, require_gpu, require_shapes
 from ..verdict import ControlOutcome, GateResult, Progress, conclude, not_run
@@ -23,17 +23,6 @@ _SEED = 30
 
 # The load has to be running for so much of the time of the runs beside it.
 _LOAD_SHARE = 0.5
-
-# Classes of inputs whose rows are computed again, and the class that is beside them: where probabilities are 0 or
-# denormal, where the running maximum changes in every tile of keys, where scores overflow. Not NaN or Inf, of which the
-# contract has an exception (docs/gates-bitwise.md).
-ROW_CLASSES = {
-    "normal": "large",
-    "large": "normal",
-    "ascending": "max-finite",
-    "max-finite": "normal",
-    "denormals": "large",
-}
 
 
 @dataclass(frozen=True)
@@ -59,7 +48,7 @@ def repeat_shape(subject: Subject, shape: Shape, extent: Extent) -> tuple[list[s
         return lambda: subject.attend(made, shape.is_causal)
 
     with subject.context():
-        for name in inputs.CLASSES:
+        for name in subject.classes:
             call = call_of(name)
             runs = extent.runs if name == "normal" else extent.class_runs
             problems.append((name, repeat(call, subject.outputs, runs)))
@@ -74,9 +63,9 @@ class NoRows(Exception):
 
 
 def _all_rows(subject: Subject, shape: Shape) -> Rows:
-    """Row invariance of all ROW_CLASSES on one shape. NoRows if a class could not be computed in any second way."""
+    """Row invariance of all row_classes on one shape. NoRows if a class could not be computed in any second way."""
     found = Rows([], [], 0)
-    for own, company in ROW_CLASSES.items():
+    for own, company in subject.row_classes.items():
         rows = rows_of_shape(subject, shape, own, company, _SEED)
         if len(rows.refused) == rows.ways:
             raise NoRows(f"no row could be computed again: {', '.join(rows.refused[:1]) or 'there was no way'}")

@@ -8,8 +8,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-# More than the workspaces of the peers' forward passes need on the shapes of this gate; ours has none.
-_WORKSPACE_BYTES = 32 * 2**20
+# More than the workspaces of the peers' forward passes need on the shapes of this gate; ours has none there. Requests
+# of at most 1 MiB, as for the workspace of our backward, torch serves from other memory: blocks of all sizes are there.
+_WORKSPACE_BYTES = (32 * 2**20, *(2**n for n in range(9, 21)))
 
 
 class WrongMemory(Exception):
@@ -27,7 +28,7 @@ class Memory(Protocol):
 class PoisonedBlocks:
     """Blocks of torch's caching allocator that the calls under test will be given, because they have just been freed.
 
-    Before each run a block as large as each output, and a large one for workspaces, are taken, filled and given back.
+    Before each run a block as large as each output, and blocks for workspaces, are taken, filled and given back.
     The allocator serves a request from the smallest free block that holds it, so outputs come from these; whether they
     did is checked. (A pool of their own would say the same of workspaces, but torch 2.11 crashes when it is asked about
     one.)
@@ -35,7 +36,7 @@ class PoisonedBlocks:
 
     def __init__(self, outputs: Sequence[Tensor]) -> None:
         storages = [output.untyped_storage().nbytes() for output in outputs]  # an output may be a part of one
-        self._sizes = [max(1, size) for size in storages] + [_WORKSPACE_BYTES]
+        self._sizes = [max(1, size) for size in storages] + [*_WORKSPACE_BYTES]
         self._filled: list[tuple[int, int]] = []  # address, bytes
 
     def poison(self, run: int) -> None:

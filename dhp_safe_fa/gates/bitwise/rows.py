@@ -1,7 +1,8 @@
 """Row invariance: the bits of an output row depend on its query and on the keys and values it sees, on nothing else.
 
 A row is computed again in other company: other batches and heads beside it, fewer query rows, or alone, fewer and
-more keys that it must not see. The ways that need no causal_offset are open to peers, too.
+more keys that it must not see. The ways that need no causal_offset are open to peers, too. Rows of keys, which
+gradients have, are in key_rows.py.
 """
 
 from __future__ import annotations
@@ -19,17 +20,26 @@ if TYPE_CHECKING:  # a subject knows its ways
     from ..subjects import Attend, AttendOffset, Subject
 
 # Query rows computed at a time: one alone, a part of a warp's rows, whole tiles of 64 and 128.
-_ROWS = (1, 17, 64, 128)
-_PADDING = (1, 130)  # more keys: inside the last tile, and a tile more
+ROWS = (1, 17, 64, 128)
+PADDING = (1, 130)  # more keys: inside the last tile, and a tile more
+
+# Where k and v are among the inputs of every subject. They have a row for each key, all others one for each query; rows
+# are dimension 2, heads dimension 1. Of the outputs, gradients of k and v have a row for each key.
+KEYED = (1, 2)
+KEYED_OUTPUTS = ("dk", "dv")
+
+ALL = slice(None)
 
 
 @dataclass(frozen=True)
 class Way:
-    """A way to compute outputs again, and the part of the first call's outputs that they have to equal."""
+    """A way to compute outputs again, and the part of the first call's outputs that they have to equal. names: of these
+    outputs; without, they are all that the subject has."""
 
     name: str
     compute: Callable[[], Outputs]
     expected: Outputs
+    names: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -44,117 +54,175 @@ class Rows:
         return Rows(self.differing + other.differing, self.refused + other.refused, self.ways + other.ways)
 
 
-def _join(first: Inputs, second: Inputs, dim: int) -> Inputs:
+@dataclass(frozen=True)
+class Side:
+    """The outputs of a subject that have a row for each query, or (keyed) those that have one for each key."""
+
+    names: tuple[str, ...]
+    attend: Attend
+    attend_offset: AttendOffset | None
+    keyed: bool
+
+    def cut(self, outputs: Outputs, dim: int, queries: slice, keys: slice = ALL) -> Outputs:
+        """A part of these outputs along heads or rows."""
+        index = (ALL,) * dim + (keys if self.keyed else queries,)
+        return tuple(output[index] for output in outputs)
+
+
+def side(subject: Subject, keyed: bool) -> Side:
+    """Of a subject; without names if it has no such outputs."""
+    places = [at for at, name in enumerate(subject.outputs) if (name in KEYED_OUTPUTS) == keyed]
+
+    def pick(outputs: Outputs) -> Outputs:
+        return tuple(outputs[at] for at in places)
+
+    offset = subject.attend_offset
+    return Side(
+        tuple(subject.outputs[at] for at in places),
+        lambda inputs, is_causal: pick(subject.attend(inputs, is_causal)),
+        None if offset is None else lambda inputs, causal_offset: pick(offset(inputs, causal_offset)),
+        keyed,
+    )
+
+
+def part(inputs: Inputs, queries: slice = ALL, keys: slice = ALL, dim: int = 2) -> Inputs:
+    """Some rows (or heads) of the queries, and of the keys."""
+    cuts = [(ALL,) * dim + (keys if at in KEYED else queries,) for at in range(len(inputs))]
+    return tuple(tensor[cut] for tensor, cut in zip(inputs, cuts, strict=True))
+
+
+def join(first: Inputs, second: Inputs, dim: int) -> Inputs:
     return tuple(torch.cat(pair, dim) for pair in zip(first, second, strict=True))
 
 
-def _cut(outputs: Outputs, *index: slice) -> Outputs:
-    return tuple(output[index] for output in outputs)
+def mixed(inputs: Inputs, stranger: Inputs, rows: slice, keyed: bool) -> Inputs:
+    """The stranger's queries (or keys) with these rows of the inputs among them, and the inputs' keys (or queries)."""
+    result = []
+    for at, (own, other) in enumerate(zip(inputs, stranger, strict=True)):
+        if (at in KEYED) != keyed:
+            result.append(own)
+            continue
+        changed = other.clone()
+        changed[:, :, rows] = own[:, :, rows]
+        result.append(changed)
+    return tuple(result)
 
 
-def _kept(outputs: Outputs) -> Outputs:
+def more_keys(inputs: Inputs, stranger: Inputs, more: int) -> Inputs:
+    """The stranger's first keys behind the inputs' last one."""
+    pairs = enumerate(zip(inputs, stranger, strict=True))
+    return tuple(torch.cat((own, other[:, :, :more]), dim=2) if at in KEYED else own for at, (own, other) in pairs)
+
+
+def kept(outputs: Outputs) -> Outputs:
     """A copy: who writes all outputs to the same memory would be compared with itself."""
     return tuple(output.clone() for output in outputs)
 
 
-_ALL = slice(None)
+def company(of: Side, inputs: Inputs, stranger: Inputs, is_causal: bool, whole: Outputs) -> Iterator[Way]:
+    """Other batches and heads. whole: what the side computes of the inputs."""
+    q, k = inputs[:2]
+    batch, heads, key_heads = q.size(0), q.size(1), k.size(1)
+    attend = of.attend
+    batches = join(join(stranger, inputs, 0), stranger, 0)
+    middle, last = slice(batch, 2 * batch), slice(-1, None)
+
+    def way(name: str, compute: Callable[[], Outputs], expected: Outputs) -> Way:
+        return Way(name, compute, expected, of.names)
+
+    yield way("other batches beside", lambda: of.cut(attend(batches, is_causal), 0, middle, middle), whole)
+    yield way("its batch alone", lambda: attend(part(inputs, last, last, 0), is_causal), of.cut(whole, 0, last, last))
+    more_heads = join(stranger, inputs, 1)
+    own, own_keys = slice(heads, None), slice(key_heads, None)
+    yield way("other heads beside", lambda: of.cut(attend(more_heads, is_causal), 1, own, own_keys), whole)
+    group = slice(heads - heads // key_heads, heads)
+    yield way(
+        "its key head alone",
+        lambda: attend(part(inputs, group, last, 1), is_causal),
+        of.cut(whole, 1, group, last),
+    )
 
 
-def _company(attend: Attend, inputs: Inputs, stranger: Inputs, is_causal: bool, whole: Outputs) -> Iterator[Way]:
-    """Other batches and heads."""
-    q, k, v = inputs
-    batch, heads, group = q.size(0), q.size(1), q.size(1) // k.size(1)
-    batches = _join(_join(stranger, inputs, 0), stranger, 0)
-    middle = slice(batch, 2 * batch)
-    yield Way("other batches beside", lambda: _cut(attend(batches, is_causal), middle), whole)
-    yield Way("its batch alone", lambda: attend((q[-1:], k[-1:], v[-1:]), is_causal), _cut(whole, slice(-1, None)))
-    more_heads = _join(stranger, inputs, 1)
-    own = slice(heads, None)
-    yield Way("other heads beside", lambda: _cut(attend(more_heads, is_causal), _ALL, own), whole)
-    last = slice(heads - group, heads)
-    alone = (q[:, last], k[:, -1:], v[:, -1:])
-    yield Way("its key head alone", lambda: attend(alone, is_causal), _cut(whole, _ALL, last))
-
-
-def _rows(attend: Attend, inputs: Inputs, stranger: Inputs, is_causal: bool, whole: Outputs) -> Iterator[Way]:
+def _rows(of: Side, inputs: Inputs, stranger: Inputs, is_causal: bool, whole: Outputs) -> Iterator[Way]:
     """Other numbers of query rows, and of keys that are not seen."""
-    q, k, v = inputs
-    seqlen = q.size(2)
+    seqlen, keys = inputs[0].size(2), inputs[1].size(2)
+    attend = of.attend
 
-    def part(rows: slice, keys: int, masked: bool) -> Callable[[], Outputs]:
-        seen = slice(min(keys, k.size(2)) if is_causal else None)
-        return lambda: attend((q[:, :, rows], k[:, :, seen], v[:, :, seen]), masked)
+    def some(rows: slice, seen: int, masked: bool) -> Callable[[], Outputs]:
+        return lambda: attend(part(inputs, rows, slice(min(seen, keys) if is_causal else None)), masked)
 
-    for rows in (rows for rows in _ROWS if rows <= seqlen):
+    for rows in (rows for rows in ROWS if rows <= seqlen):
         first = slice(rows)
-        yield Way(f"the first {rows} rows", part(first, rows, is_causal), _cut(whole, _ALL, _ALL, first))
+        yield Way(f"the first {rows} rows", some(first, rows, is_causal), of.cut(whole, 2, first), of.names)
     for row in sorted({seqlen // 2, seqlen - 1}):
         one = slice(row, row + 1)
-        yield Way(f"row {row} alone", part(one, row + 1, False), _cut(whole, _ALL, _ALL, one))
+        yield Way(f"row {row} alone", some(one, row + 1, False), of.cut(whole, 2, one), of.names)
     third = slice(None, None, 3)
-    changed = stranger[0].clone()
-    changed[:, :, third] = q[:, :, third]
+    changed = mixed(inputs, stranger, third, keyed=False)
     yield Way(
         "other rows beside",
-        lambda: _cut(attend((changed, k, v), is_causal), _ALL, _ALL, third),
-        _cut(whole, _ALL, _ALL, third),
+        lambda: of.cut(attend(changed, is_causal), 2, third),
+        of.cut(whole, 2, third),
+        of.names,
     )
 
     def padded(more: int) -> Callable[[], Outputs]:
-        extra = (stranger[0][:, :, :more], stranger[1][:, :, :more], stranger[2][:, :, :more])
-        return lambda: _cut(attend(_join(inputs, extra, 2), True), _ALL, _ALL, slice(seqlen))
+        extra = part(stranger, slice(more), slice(more))
+        return lambda: of.cut(attend(join(inputs, extra, 2), True), 2, slice(seqlen))
 
-    if is_causal and seqlen == k.size(2):
-        for more in _PADDING:
-            yield Way(f"{more} more rows and keys", padded(more), whole)
+    if is_causal and seqlen == keys:
+        for more in PADDING:
+            yield Way(f"{more} more rows and keys", padded(more), whole, of.names)
 
 
-def _offsets(attend: AttendOffset, inputs: Inputs, stranger: Inputs) -> Iterator[Way]:
+def _offsets(of: Side, attend: AttendOffset, inputs: Inputs, stranger: Inputs) -> Iterator[Way]:
     """Causal with the last query at the last key: the last rows in chunks, fewer keys, and more keys behind."""
-    q, k, v = inputs
-    seqlen, keys = q.size(2), k.size(2)
+    seqlen, keys = inputs[0].size(2), inputs[1].size(2)
     offset = keys - seqlen
-    whole = _kept(attend(inputs, offset))
+    whole = kept(attend(inputs, offset))
 
     def last(rows: int) -> Callable[[], Outputs]:
-        return lambda: attend((q[:, :, -rows:], k, v), keys - rows)
+        return lambda: attend(part(inputs, slice(-rows, None)), keys - rows)
 
     def padded(more: int) -> Callable[[], Outputs]:
-        longer = [torch.cat((t, s[:, :, :more]), dim=2) for t, s in zip((k, v), stranger[1:], strict=True)]
-        return lambda: attend((q, *longer), offset)
+        longer = more_keys(inputs, stranger, more)
+        return lambda: attend(longer, offset)
 
-    for rows in (rows for rows in _ROWS if rows <= seqlen):
-        yield Way(f"the last {rows} rows", last(rows), _cut(whole, _ALL, _ALL, slice(-rows, None)))
+    for rows in (rows for rows in ROWS if rows <= seqlen):
+        yield Way(f"the last {rows} rows", last(rows), of.cut(whole, 2, slice(-rows, None)), of.names)
     half = slice(seqlen // 2)
     seen = slice(max(0, offset + seqlen // 2))
     yield Way(
         "only the keys that are seen",
-        lambda: attend((q[:, :, half], k[:, :, seen], v[:, :, seen]), offset),
-        _cut(whole, _ALL, _ALL, half),
+        lambda: attend(part(inputs, half, seen), offset),
+        of.cut(whole, 2, half),
+        of.names,
     )
-    for more in _PADDING:
-        yield Way(f"{more} more keys", padded(more), whole)
+    for more in PADDING:
+        yield Way(f"{more} more keys", padded(more), whole, of.names)
+
+
+def query_ways(of: Side, inputs: Inputs, stranger: Inputs, is_causal: bool) -> list[Way]:
+    """The ways to compute rows of queries: all that the subject can compute, with a causal_offset if it takes one."""
+    whole = kept(of.attend(inputs, is_causal))
+    ways = [*company(of, inputs, stranger, is_causal, whole), *_rows(of, inputs, stranger, is_causal, whole)]
+    if is_causal and of.attend_offset is not None:
+        ways += _offsets(of, of.attend_offset, inputs, stranger)
+    return ways
 
 
 def attention_ways(subject: Subject, inputs: Inputs, stranger: Inputs, is_causal: bool) -> list[Way]:
-    """The ways of attention's forward pass: all that the subject can compute, with a causal_offset if it takes one.
+    """The ways of attention's forward pass, all of whose outputs have a row for each query.
 
     Args:
         inputs: q, k, v.
         stranger: other values, same shapes: the company.
     """
-    whole = _kept(subject.attend(inputs, is_causal))
-    ways = [
-        *_company(subject.attend, inputs, stranger, is_causal, whole),
-        *_rows(subject.attend, inputs, stranger, is_causal, whole),
-    ]
-    if is_causal and subject.attend_offset is not None:
-        ways += _offsets(subject.attend_offset, inputs, stranger)
-    return ways
+    return query_ways(side(subject, keyed=False), inputs, stranger, is_causal)
 
 
 def recompute(names: tuple[str, ...], ways: Sequence[Way]) -> Rows:
-    """Compute rows again in every way, and compare the bits of all outputs, which have these names."""
+    """Compute rows again in every way, and compare the bits. names: of the outputs of a way that names none."""
     found = Rows([], [], len(ways))
     for way in ways:
         try:
@@ -162,7 +230,7 @@ def recompute(names: tuple[str, ...], ways: Sequence[Way]) -> Rows:
         except RuntimeError as error:  # a shape that a peer does not serve
             found.refused.append(f"{way.name}: refused: {str(error).splitlines()[0]}")
             continue
-        if said := compare_outputs(names, way.expected, got):
+        if said := compare_outputs(way.names or names, way.expected, got):
             found.differing.append(f"{way.name}: {said}")
     return found
 

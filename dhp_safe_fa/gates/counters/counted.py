@@ -26,12 +26,14 @@ SEED = 20240229  # any: the classes differ by design, not by luck
 
 @dataclass(frozen=True)
 class Step:
-    """One call to be counted: what for (subject or control), shape or twin, with which data, and the call."""
+    """One call to be counted: what for (subject or control), shape or twin, with which data, the call, and the name of
+    the kernel that is under test (all that run, if empty)."""
 
     name: str
     label: str
     data: str
     call: Callable[[], object]
+    entry: str = ""
 
 
 def _subject_steps(subject: Subject, shapes: int, data: list[str]) -> Iterator[Step]:
@@ -50,7 +52,7 @@ def _subject_steps(subject: Subject, shapes: int, data: list[str]) -> Iterator[S
         for name in data:
             for buffer, content in zip(buffers, classes[name], strict=True):
                 buffer.copy_(content)
-            yield Step(subject.name, str(shape), name, call)
+            yield Step(subject.name, str(shape), name, call, subject.entry)
 
 
 def _control_steps(names: list[str], data: list[str]) -> Iterator[Step]:
@@ -73,8 +75,8 @@ def _control_steps(names: list[str], data: list[str]) -> Iterator[Step]:
 def _steps(request: dict[str, Any]) -> Iterator[Step]:
     if request["controls"]:
         yield from _control_steps(request["controls"], request["control_data"])
-    for name in request["subjects"]:
-        yield from _subject_steps(by_name(name), request["shapes"], request["data"])
+    for name, data in request["subjects"].items():
+        yield from _subject_steps(by_name(name), request["shapes"], data)
 
 
 def main(path: Path) -> None:
@@ -89,7 +91,7 @@ def main(path: Path) -> None:
         torch.cuda.synchronize()
         torch.cuda.nvtx.range_pop()
         torch.cuda.profiler.stop()
-        done.append({"name": step.name, "label": step.label, "data": step.data})
+        done.append({"name": step.name, "label": step.label, "data": step.data, "entry": step.entry})
         print(f"{number + 1} {step.name}", flush=True)
     Path(request["steps"]).write_text(json.dumps(done))
 

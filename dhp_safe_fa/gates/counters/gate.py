@@ -1,6 +1,6 @@
 """The gate `counters`: what Nsight Compute counts is the same for every input, to the last digit.
 
-Each class of inputs (``inputs.CLASSES``) is run several times. A metric that is the same in all runs of the same input
+Each class of a subject's inputs is run several times. A metric that is the same in all runs of the same input
 (A/A) is *exact*, and then has to be the same over all classes. That counts of executed instructions are exact is
 demanded: a kernel that spins executes what chance decides. Of another metric that is not exact, the classes may lie no
 farther apart than what A/A shows of chance explains. Bytes, cache traffic and time are reported, their spread over the
@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from .. import controls, inputs
+from .. import controls
 from ..subjects import Subject, require_shapes
 from ..verdict import ControlOutcome, GateResult, Progress, conclude
 from . import ncu
@@ -91,31 +91,42 @@ class Extent:
 
     Attributes:
         shapes: of each subject.
-        data: for each shape.
-        data_once: for one shape, with the metrics that take many passes.
+        repeats: of every class of a subject's inputs, for each shape.
+        again: classes that are run once more.
+        data_once: for one shape, with the metrics that take many passes; empty for every class twice.
         control_data: of ``inputs.planted_secrets``, for each control.
         control_data_once: the same, for CONTROLS_ONCE.
     """
 
     shapes: int
-    data: tuple[str, ...]
+    repeats: int
+    again: tuple[str, ...]
     data_once: tuple[str, ...]
     control_data: tuple[str, ...]
     control_data_once: tuple[str, ...]
 
+    def data(self, classes: tuple[str, ...]) -> tuple[str, ...]:
+        """For each shape of a subject with these classes."""
+        return (*classes * self.repeats, *self.again)
 
-_ALL = tuple(inputs.CLASSES)
+    def once(self, classes: tuple[str, ...]) -> tuple[str, ...]:
+        """For its one shape with the costly metrics."""
+        return self.data_once or classes * 2
+
+
 QUICK = Extent(
     shapes=2,
-    data=(*_ALL, "zeros", "normal", "NaN rows"),
+    repeats=1,
+    again=("zeros", "normal", "NaN rows"),
     data_once=("zeros", "normal", "large", "NaN rows") * 2,
     control_data=("zeros", "ascending", "large", "NaN", "zeros"),
     control_data_once=("zeros", "ascending", "NaN", "zeros"),
 )
 FULL = Extent(
     shapes=4,
-    data=_ALL * 2,
-    data_once=_ALL * 2,
+    repeats=2,
+    again=(),
+    data_once=(),
     control_data=("zeros", "normal", "large", "ascending", "descending", "denormals", "NaN", "zeros", "normal"),
     control_data_once=("zeros", "ascending", "NaN") * 2,
 )
@@ -334,15 +345,11 @@ def run(subjects: list[Subject], quick: bool, progress: Progress) -> list[GateRe
     names = tuple(subject.name for subject in subjects)
     shapes = min(extent.shapes, *(len(subject.shapes) for subject in subjects))
     planted, planted_once = tuple(expected), tuple(CONTROLS_ONCE.values())
-    first = Request((*DEMANDED, *CANDIDATES, *WITHIN), names, shapes, extent.data, planted, extent.control_data)
-    second = Request(
-        (*DEMANDED_ONCE, *CANDIDATES_ONCE, *REPORTED),
-        names,
-        1,
-        extent.data_once,
-        planted_once,
-        extent.control_data_once,
-    )
+    data = {subject.name: extent.data(subject.classes) for subject in subjects}
+    data_once = {subject.name: extent.once(subject.classes) for subject in subjects}
+    first = Request((*DEMANDED, *CANDIDATES, *WITHIN), data, shapes, planted, extent.control_data)
+    costly = (*DEMANDED_ONCE, *CANDIDATES_ONCE, *REPORTED)
+    second = Request(costly, data_once, 1, planted_once, extent.control_data_once)
     in_first = first.calls
     total = in_first + second.calls
     often = ncu.measure(first, lambda done, what: progress(what, done, total))

@@ -31,16 +31,15 @@ class Request:
 
     Attributes:
         metrics: by the names of ``ncu --query-metrics``, with their suffix.
-        subjects: names of subjects; each is run on `shapes` of its shapes, with `data` on each.
-        data: names of ``inputs.CLASSES``; one that comes twice is an A/A pair.
+        subjects: name of a subject to the classes of inputs with which each shape is run; one that comes twice is A/A.
+        shapes: how many of each subject's.
         controls: names of controls, both twins of which are run.
         control_data: names of ``inputs.planted_secrets``, with which they are run.
     """
 
     metrics: tuple[str, ...]
-    subjects: tuple[str, ...]
+    subjects: dict[str, tuple[str, ...]]
     shapes: int
-    data: tuple[str, ...]
     controls: tuple[str, ...] = ()
     control_data: tuple[str, ...] = ()
 
@@ -48,7 +47,7 @@ class Request:
     def calls(self) -> int:
         """How many calls are to be counted."""
         of_controls = len(self.controls) * len(TWINS) * len(self.control_data)
-        return of_controls + len(self.subjects) * self.shapes * len(self.data)
+        return of_controls + self.shapes * sum(map(len, self.subjects.values()))
 
 
 @dataclass(frozen=True)
@@ -60,7 +59,7 @@ class Count:
         label: the shape, or the twin.
         data: the class of data.
         kernels: those that ran.
-        values: metric to value.
+        values: metric to value, over these kernels, or over the one that is under test.
     """
 
     name: str
@@ -138,7 +137,11 @@ def _is_sum(metric: str) -> bool:
 
 
 def combine(steps: list[dict[str, str]], rows: Iterable[tuple[int, str, dict[str, float]]]) -> list[Count]:
-    """One count for each step. Sums are added up over the kernels of a call; of anything else the largest counts."""
+    """One count for each step. Sums are added up over the kernels of a call; of anything else the largest counts.
+
+    A step with an "entry" is about the one kernel of that name. NotRun if the call did not launch it, or more than
+    once: what one of them does differently could be made up for by the other.
+    """
     grouped: dict[int, list[tuple[str, dict[str, float]]]] = {}
     for number, kernel, values in rows:
         if number >= len(steps):
@@ -150,7 +153,11 @@ def combine(steps: list[dict[str, str]], rows: Iterable[tuple[int, str, dict[str
         if not kernels:
             raise NotRun(f"ncu counted no kernel of {step['name']} ({step['label']}, {step['data']})")
         together: dict[str, float] = {}
-        for _, values in kernels:
+        entry = step.get("entry", "")
+        tested = [values for kernel, values in kernels if entry in ("", kernel)]
+        if entry and len(tested) != 1:
+            raise NotRun(f"a call of {step['name']} ({step['label']}) launched {entry} {len(tested)} times, not once")
+        for values in tested:
             for metric, value in values.items():
                 old = together.get(metric, 0.0)
                 together[metric] = old + value if _is_sum(metric) else max(old, value)
@@ -165,7 +172,7 @@ def require_complete(request: Request, counts: Sequence[Count]) -> None:
     for count in counts:
         labels.setdefault(count.name, {}).setdefault(count.label, []).append(count.data)
     wanted = {name: (len(TWINS), request.control_data) for name in request.controls}
-    wanted |= {name: (request.shapes, request.data) for name in request.subjects}
+    wanted |= {name: (request.shapes, data) for name, data in request.subjects.items()}
     for name, (number, data) in wanted.items():
         found = labels.get(name, {})
         if len(found) != number or any(sorted(one) != sorted(data) for one in found.values()):

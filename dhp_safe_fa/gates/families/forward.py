@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import replace
 from itertools import product
@@ -36,7 +36,7 @@ def _planned(shape: Shape) -> str:
     return str(plan["kernel"]) if plan else ""
 
 
-def shapes_of(kernel: dict[str, Any]) -> tuple[Shape, ...]:
+def shapes_that(is_launched: Callable[[Shape], bool], kernel: dict[str, Any]) -> tuple[Shape, ...]:
     """Four shapes that launch a kernel of ``_inspect.kernels()``: full; causal; grouped heads; lengths and head_dim
     that fill no tile. NotRun if none was found."""
     name, head_dim, dtype = str(kernel["name"]), int(kernel["head_dim"]), str(kernel["dtype"])
@@ -44,9 +44,14 @@ def shapes_of(kernel: dict[str, Any]) -> tuple[Shape, ...]:
         odd = replace(full, seqlen_q=full.seqlen_q + 13, seqlen_k=full.seqlen_k + 77, head_dim=head_dim - 8)
         grouped = replace(full, heads_k=max(1, full.heads_q // 4), is_causal=True)
         shapes = (full, replace(full, is_causal=True), grouped, replace(odd, is_causal=True))
-        if all(_planned(shape) == name for shape in shapes):
+        if all(map(is_launched, shapes)):
             return shapes
     raise NotRun(f"{name}: no shape was found whose plan chooses this kernel")
+
+
+def shapes_of(kernel: dict[str, Any]) -> tuple[Shape, ...]:
+    """Of a kernel of the forward."""
+    return shapes_that(lambda shape: _planned(shape) == kernel["name"], kernel)
 
 
 def attend(inputs: Inputs, is_causal: bool) -> tuple[Tensor, ...]:

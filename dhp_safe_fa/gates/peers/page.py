@@ -21,9 +21,10 @@ READING = """\
 How to read the machine-code table:
 
 - *predicated* is a plain count of conditional branches, calls, returns and exits, on lengths or on anything else.
-- *findings* are places to which the analysis finds a way from the content of q, k or v. It is conservative: it merges
-  all callers of a subroutine and all paths, so a finding is a way that it cannot rule out, and the count an upper
-  bound. What really happens on different inputs is the matter of the other gates.
+- *findings* are places to which the analysis finds a way from the content of what a kernel reads: q, k and v, of
+  gradients also out, lse and grad_out. It is conservative: it merges all callers of a subroutine and all paths, so a
+  finding is a way that it cannot rule out, and the count an upper bound. What really happens on different inputs is
+  the matter of the other gates.
 - Lengths that a kernel reads from memory are declared public in `audits/peers_policy.json`.
 """
 

@@ -1,4 +1,5 @@
-"""Times single launches on the GPU itself: a stamp, the launch, a stamp, in one CUDA graph.
+"""Times single launches on the GPU itself: a stamp, the launch, a stamp, in one CUDA graph. Of a launch of several
+kernels, the one under test can be timed alone (nodes.py).
 
 A stamp is a kernel of one thread that stores %globaltimer, in nanoseconds and in steps of 32 on an H100, and %clock64
 of its multiprocessor. CUDA events around the same launch had a standard error 15 times as large at 7 µs, and 1.2 times
@@ -20,6 +21,7 @@ from torch import Tensor
 
 from ..subjects import require_gpu
 from ..tools import NotRun
+from .nodes import close_around
 from .stats import Times
 
 # PTX ISA, "Special Registers": %globaltimer, %clock64, %smid. Text, because no compiler is needed where a gate runs;
@@ -67,12 +69,14 @@ class Job:
         buffers: what it reads.
         contents: class name to tensors that are copied into the buffers before a launch.
         context: to be entered around every use.
+        entry: name of the one kernel of the launch whose time is asked for; empty for all that is launched.
     """
 
     launch: Callable[[], object]
     buffers: Sequence[Tensor]
     contents: Mapping[str, Sequence[Tensor]]
     context: Callable[[], AbstractContextManager[object]] = nullcontext
+    entry: str = ""
 
 
 @dataclass(frozen=True)
@@ -119,9 +123,11 @@ class GpuClock:
             raise RuntimeError(f"cuLaunchKernel failed with CUDA error {status}")
 
     def _capture(self, job: Job, launches: int, record: Tensor | None) -> torch.cuda.CUDAGraph:
-        """NotRun if the launch is refused, or cannot be captured."""
+        """With a record, stamps are around the launch, or around the one kernel in it that the job names. NotRun if the
+        launch is refused, or cannot be captured."""
         self._fill(job, next(iter(job.contents)))
-        graph = torch.cuda.CUDAGraph()
+        is_part = record is not None and job.entry != ""
+        graph = torch.cuda.CUDAGraph(keep_graph=True) if is_part else torch.cuda.CUDAGraph()
         try:
             job.launch()  # what libraries set up at first use cannot be captured
             with torch.cuda.graph(graph):
@@ -133,6 +139,9 @@ class GpuClock:
                     self._stamp(record[1])
         except RuntimeError as error:
             raise NotRun(f"cannot be run in a CUDA graph: {str(error).splitlines()[0]}") from error
+        if is_part:
+            close_around(self._cuda, graph.raw_cuda_graph(), job.entry)
+            graph.instantiate()
         return graph
 
     @staticmethod

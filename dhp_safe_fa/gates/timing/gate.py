@@ -23,7 +23,7 @@ from ..subjects import Subject, require_shapes
 from ..verdict import ControlOutcome, GateResult, Progress, conclude
 from .clock import Clock, GpuClock, Job
 from .controls import Delays, delay_outcomes, planted_outcome, planted_study
-from .inputs import MATCHED, POWER, POWER_REFERENCE, REFERENCE, SAME
+from .inputs import POWER, POWER_REFERENCE, REFERENCE, SAME
 from .judge import Judged, Study, compare, judge
 from .stats import permutations_for
 
@@ -62,14 +62,14 @@ FULL = Extent(shapes=4, blocks=2000, control_blocks=400, power_blocks=400, susta
 def attention_job(subject: Subject, shape: Shape, contents: dict[str, Any]) -> Job:
     """The subject on buffers of that shape."""
     buffers = tuple(tensor.clone() for tensor in next(iter(contents.values())))
-    return Job(lambda: subject.attend(buffers, shape.is_causal), buffers, contents, subject.context)
+    return Job(lambda: subject.attend(buffers, shape.is_causal), buffers, contents, subject.context, subject.entry)
 
 
 def _matched_study(subject: Subject, shape: Shape) -> Study:
     def make() -> Job:
         return attention_job(subject, shape, subject.matched(shape, _SEED, "cuda"))
 
-    return Study(f"{subject.name} {shape}", make, REFERENCE, SAME, MATCHED)
+    return Study(f"{subject.name} {shape}", make, REFERENCE, SAME, subject.tested)
 
 
 def _control_outcomes(

@@ -16,7 +16,8 @@ from ..inputs import Inputs, Shape
 # The reference is one draw; SAME are copies of it at other addresses, for A/A.
 REFERENCE = "as drawn"
 SAME = ("same 1", "same 2")
-MATCHED = ("other order", "ascending", "descending", "signs permuted")
+PERMUTED = "signs permuted"
+MATCHED = ("other order", "ascending", "descending", PERMUTED)
 POWER_REFERENCE = "normal"
 POWER = ("zeros", "ones", "large")
 
@@ -30,7 +31,7 @@ def _ordered(tensor: Tensor, order: Tensor) -> Tensor:
     return tensor.gather(2, order[..., None].expand_as(tensor))
 
 
-def _permute_signs(tensor: Tensor, generator: Generator) -> Tensor:
+def permute_signs(tensor: Tensor, generator: Generator) -> Tensor:
     """The signs of each row dealt out anew among its elements."""
     order = torch.rand(tensor.shape, generator=generator, device=tensor.device).argsort(dim=-1)
     negative = tensor.signbit().gather(-1, order)
@@ -58,7 +59,7 @@ def matched(shape: Shape, seed: int, device: str = "cuda") -> dict[str, Inputs]:
         "other order": (q, _ordered(k, other), _ordered(v, other)),
         "ascending": (q, _ordered(k, ascending), _ordered(v, ascending)),
         "descending": (q, _ordered(k, ascending.flip(2)), _ordered(v, ascending.flip(2))),
-        "signs permuted": tuple(_permute_signs(t, generator) for t in (q, k, v)),
+        PERMUTED: tuple(permute_signs(t, generator) for t in (q, k, v)),
     }
 
 

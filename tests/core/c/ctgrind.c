@@ -1,6 +1,6 @@
 /*
  * ctgrind.c - the CPU kernel on data that Valgrind's memcheck holds undefined (Langley's ctgrind): a branch or an
- * address that depends on q, k or v is then an error. Run it as
+ * address that depends on q, k, v or what gradients are computed from is then an error. Run it as
  *
  *     valgrind --error-exitcode=99 ./ctgrind                   must report nothing
  *     valgrind --error-exitcode=99 ./ctgrind planted-branch    must report planted_branch
@@ -13,36 +13,74 @@
 #include <string.h>
 #include <valgrind/memcheck.h>
 
+#include "../../../csrc/cpu/float64/float64.h"
 #include "check.h"
 #include "secrecy.h"
 
 static void make_secret(storage s) { VALGRIND_MAKE_MEM_UNDEFINED(s.data, s.size); }
 
-static int64_t element_size(dhp_dtype dtype) { return dtype == DHP_FLOAT32 ? 4 : 2; }
+static int64_t element_size(dhp_dtype dtype) { return dtype == DHP_FLOAT64 ? 8 : dtype == DHP_FLOAT32 ? 4 : 2; }
 
 /* An output is public once it is handed over. */
 static void declassify(void *data, size_t size) { VALGRIND_MAKE_MEM_DEFINED(data, size); }
 
+/* Rows of the first head of an output whose first byte is undefined. Were outputs public, nothing would have been
+ * tested.
+ */
+static int64_t secret_rows(const dhp_tensor *t) {
+  int64_t secret = 0;
+  for (int64_t row = 0; row < t->size[2]; row++) {
+    unsigned char bits = 0;
+    VALGRIND_GET_VBITS((const char *)t->data + row * t->stride[2] * element_size(t->dtype), &bits, 1);
+    secret += bits != 0;
+  }
+  return secret;
+}
+
+static int64_t rows_that_see(const dhp_mask *mask) {
+  int64_t seeing = 0;
+  for (int64_t row = 0; row < mask->queries; row++) {
+    const dhp_key_range seen = dhp_mask_row(mask, row);
+    seeing += seen.first < seen.last;
+  }
+  return seeing;
+}
+
 static int run(const dhp_cpu_kernel *kernel, const secrecy_case *c, dhp_dtype dtype, memory_layout layout) {
   problem p = secrecy_problem(c, dtype, layout);
-  const shape s = c->s;
   make_secret(p.q);
   make_secret(p.k);
   make_secret(p.v);
-  const dhp_status status = dhp_cpu_forward_with(kernel, &p.args, &p.mask, NULL, NULL);
-  int undefined = 0, seen = 0; /* were outputs public, nothing would have been tested */
-  for (int64_t row = 0; row < s.queries; row++) {
-    const dhp_key_range keys = dhp_mask_row(&p.mask, row);
-    unsigned char bits = 0;
-    const char *const first = (const char *)p.args.out.data + row * p.args.out.stride[2] * element_size(dtype);
-    VALGRIND_GET_VBITS(first, &bits, 1);
-    undefined += bits != 0;
-    seen += keys.first < keys.last;
-  }
+  dhp_status status = DHP_OK;
+  if (dtype == DHP_FLOAT64)
+    dhp_float64_forward(&p.args, &p.mask, NULL);
+  else
+    status = dhp_cpu_forward_with(kernel, &p.args, &p.mask, NULL, NULL);
+  const int64_t undefined = secret_rows(&p.args.out), seen = rows_that_see(&p.mask);
   declassify(p.out.data, p.out.size);
-  declassify(p.lse, (size_t)(s.batch * s.heads * s.queries) * sizeof(float));
+  declassify(p.lse, p.lse_size);
   problem_free(&p);
   return status == DHP_OK && undefined == seen;
+}
+
+static int run_gradients(const dhp_cpu_kernel *kernel, const secrecy_case *c, dhp_dtype dtype, memory_layout layout) {
+  gradient_problem p = secrecy_gradients(c, dtype, layout);
+  make_secret(p.forward.q);
+  make_secret(p.forward.k);
+  make_secret(p.forward.v);
+  make_secret(p.forward.out);
+  make_secret(p.grad_out);
+  VALGRIND_MAKE_MEM_UNDEFINED(p.forward.lse, p.forward.lse_size);
+  VALGRIND_MAKE_MEM_UNDEFINED(p.grad_lse, p.forward.lse_size);
+  int right = gradients_run(kernel, &p, NULL) == DHP_OK;
+  const dhp_mask by_key = dhp_mask_transposed(&p.forward.mask);
+  for (int i = 0; i < 3; i++)
+    if (gradient(&p, i)->data)
+      right &= secret_rows(gradient(&p, i)) == rows_that_see(i == 0 ? &p.forward.mask : &by_key);
+  for (int i = 0; i < 3; i++)
+    declassify(p.gradients[i].data, p.gradients[i].size);
+  gradients_free(&p);
+  return right;
 }
 
 static int run_all(void) {
@@ -50,14 +88,16 @@ static int run_all(void) {
   const int count = dhp_cpu_kernels(kernels);
   int runs = 0;
   for (int k = 0; k < count; k++)
-    for (int dtype = DHP_FLOAT32; dtype <= DHP_BFLOAT16; dtype++)
+    for (int dtype = DHP_FLOAT32; dtype <= (k == 0 ? DHP_FLOAT64 : DHP_BFLOAT16); dtype++) /* float64 has no kernels */
       for (int i = 0; i < SECRECY_CASES; i++) {
-        if (!run(&kernels[k], &secrecy_cases[i], (dhp_dtype)dtype, (memory_layout)(i % 3))) {
+        const memory_layout layout = (memory_layout)(i % 3);
+        if (!run(&kernels[k], &secrecy_cases[i], (dhp_dtype)dtype, layout) ||
+            !run_gradients(&kernels[k], &secrecy_cases[i], (dhp_dtype)dtype, layout)) {
           fprintf(stderr, "%s, dtype %d, %s: failed, or the output was not secret\n", kernels[k].instructions, dtype,
                   secrecy_cases[i].what);
           return EXIT_FAILURE;
         }
-        runs++;
+        runs += 2;
       }
   printf("%d runs on secret data, kernels:", runs);
   for (int k = 0; k < count; k++)

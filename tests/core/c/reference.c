@@ -16,13 +16,13 @@ static format format_of(dhp_dtype dtype) {
   switch (dtype) {
   case DHP_FLOAT16: return (format){5, 10};
   case DHP_BFLOAT16: return (format){8, 7};
-  case DHP_FLOAT32:
-  case DHP_FLOAT64: break;
+  case DHP_FLOAT32: break;
+  case DHP_FLOAT64: abort(); /* needs no conversion */
   }
   return (format){8, 23};
 }
 
-static size_t size_of(dhp_dtype dtype) { return dtype == DHP_FLOAT32 ? 4 : 2; }
+static size_t size_of(dhp_dtype dtype) { return dtype == DHP_FLOAT64 ? 8 : dtype == DHP_FLOAT32 ? 4 : 2; }
 
 double value_of(dhp_dtype dtype, uint32_t bits) {
   const format f = format_of(dtype);
@@ -54,7 +54,7 @@ uint32_t nearest_bits(dhp_dtype dtype, double value) {
 
 /* ---- problems -------------------------------------------------------------------------------------------------- */
 
-static storage storage_new(dhp_tensor *t) {
+storage storage_new(dhp_tensor *t) {
   int64_t last = 0;
   for (int i = 0; i < 4; i++)
     last += t->size[i] > 0 ? (t->size[i] - 1) * t->stride[i] : 0;
@@ -65,7 +65,7 @@ static storage storage_new(dhp_tensor *t) {
   return s;
 }
 
-static dhp_tensor strided(int64_t b, int64_t h, int64_t s, int64_t d, dhp_dtype dtype, memory_layout layout) {
+dhp_tensor strided(int64_t b, int64_t h, int64_t s, int64_t d, dhp_dtype dtype, memory_layout layout) {
   dhp_tensor t = {.size = {b, h, s, d}, .dtype = dtype, .stride = {h * s * d, s * d, d, 1}};
   if (layout == TRANSPOSED) {
     t.stride[0] = s * h * d;
@@ -79,11 +79,18 @@ static dhp_tensor strided(int64_t b, int64_t h, int64_t s, int64_t d, dhp_dtype 
   return t;
 }
 
-static void fill(const dhp_tensor *t, storage memory) {
-  for (size_t i = 0; i < memory.size / size_of(t->dtype); i++) {
-    const uint32_t bits = nearest_bits(t->dtype, random_normal());
-    memcpy(memory.data + i * size_of(t->dtype), &bits, size_of(t->dtype)); /* little endian */
+static void write_element(dhp_dtype dtype, unsigned char *to, double value) {
+  if (dtype == DHP_FLOAT64) {
+    memcpy(to, &value, sizeof value);
+  } else {
+    const uint32_t bits = nearest_bits(dtype, value);
+    memcpy(to, &bits, size_of(dtype)); /* little endian */
   }
+}
+
+void fill_normal(const dhp_tensor *t, storage memory) {
+  for (size_t i = 0; i < memory.size / size_of(t->dtype); i++)
+    write_element(t->dtype, memory.data + i * size_of(t->dtype), random_normal());
 }
 
 problem problem_new(shape s, dhp_dtype dtype, memory_layout layout) {
@@ -99,13 +106,14 @@ problem problem_new(shape s, dhp_dtype dtype, memory_layout layout) {
   p.k = storage_new(&p.args.k);
   p.v = storage_new(&p.args.v);
   p.out = storage_new(&p.args.out);
-  p.lse = malloc((size_t)(s.batch * s.heads * s.queries) * sizeof(float));
+  p.lse_size = (size_t)(s.batch * s.heads * s.queries) * (dtype == DHP_FLOAT64 ? sizeof(double) : sizeof(float));
+  p.lse = malloc(p.lse_size);
   if (!p.lse) abort();
   p.args.lse = p.lse;
   p.mask = dhp_mask_of(&p.args);
-  fill(&p.args.q, p.q);
-  fill(&p.args.k, p.k);
-  fill(&p.args.v, p.v);
+  fill_normal(&p.args.q, p.q);
+  fill_normal(&p.args.k, p.k);
+  fill_normal(&p.args.v, p.v);
   problem_poison(&p);
   return p;
 }
@@ -119,9 +127,8 @@ void problem_free(problem *p) {
 }
 
 void problem_poison(problem *p) {
-  const int64_t *const size = p->args.out.size;
   memset(p->out.data, 0xa5, p->out.size);
-  memset(p->lse, 0xa5, (size_t)(size[0] * size[1] * size[2]) * sizeof(float));
+  memset(p->lse, 0xa5, p->lse_size);
 }
 
 static unsigned char *element(const dhp_tensor *t, int64_t b, int64_t h, int64_t s, int64_t d) {
@@ -129,19 +136,24 @@ static unsigned char *element(const dhp_tensor *t, int64_t b, int64_t h, int64_t
   return (unsigned char *)t->data + offset * (int64_t)size_of(t->dtype);
 }
 
-int problem_gaps_touched(const problem *p) {
-  const dhp_tensor *const out = &p->args.out;
-  unsigned char *const covered = calloc(p->out.size, 1);
+int gaps_touched(const dhp_tensor *t, storage memory) {
+  unsigned char *const covered = calloc(memory.size, 1);
   if (!covered) abort();
-  for (int64_t b = 0; b < out->size[0]; b++)
-    for (int64_t h = 0; h < out->size[1]; h++)
-      for (int64_t s = 0; s < out->size[2]; s++)
-        memset(covered + (element(out, b, h, s, 0) - p->out.data), 1, (size_t)out->size[3] * size_of(out->dtype));
+  for (int64_t b = 0; b < t->size[0]; b++)
+    for (int64_t h = 0; h < t->size[1]; h++)
+      for (int64_t s = 0; s < t->size[2]; s++)
+        memset(covered + (element(t, b, h, s, 0) - memory.data), 1, (size_t)t->size[3] * size_of(t->dtype));
   int touched = 0;
-  for (size_t i = 0; i < p->out.size; i++)
-    touched += !covered[i] && p->out.data[i] != 0xa5;
+  for (size_t i = 0; i < memory.size; i++)
+    touched += !covered[i] && memory.data[i] != 0xa5;
   free(covered);
   return touched;
+}
+
+int problem_gaps_touched(const problem *p) { return gaps_touched(&p->args.out, p->out); }
+
+double problem_lse(const problem *p, int64_t row) {
+  return p->args.q.dtype == DHP_FLOAT64 ? ((const double *)(const void *)p->lse)[row] : (double)p->lse[row];
 }
 
 uint32_t get_bits(const dhp_tensor *t, int64_t b, int64_t h, int64_t s, int64_t d) {
@@ -151,12 +163,14 @@ uint32_t get_bits(const dhp_tensor *t, int64_t b, int64_t h, int64_t s, int64_t 
 }
 
 double get(const dhp_tensor *t, int64_t b, int64_t h, int64_t s, int64_t d) {
-  return value_of(t->dtype, get_bits(t, b, h, s, d));
+  double value;
+  if (t->dtype != DHP_FLOAT64) return value_of(t->dtype, get_bits(t, b, h, s, d));
+  memcpy(&value, element(t, b, h, s, d), sizeof value);
+  return value;
 }
 
 void set(const dhp_tensor *t, int64_t b, int64_t h, int64_t s, int64_t d, double value) {
-  const uint32_t bits = nearest_bits(t->dtype, value);
-  memcpy(element(t, b, h, s, d), &bits, size_of(t->dtype));
+  write_element(t->dtype, element(t, b, h, s, d), value);
 }
 
 int is_visible(const dhp_mask *mask, int64_t i, int64_t j) { return mask->lowest <= j - i && j - i <= mask->highest; }
@@ -175,8 +189,7 @@ static void compare_number(double got, double expected, comparison *result, doub
     result->mismatches++;
 }
 
-/* All elements as [B, H, S, D] in float64. */
-static double *decode(const dhp_tensor *t) {
+double *decode(const dhp_tensor *t) {
   const int64_t *const n = t->size;
   double *const values = malloc((size_t)(n[0] * n[1] * n[2] * n[3] + 1) * sizeof *values);
   if (!values) abort();
@@ -235,7 +248,7 @@ comparison compare(const problem *whole) {
   for (int64_t row = 0; row < n[0] * n[1] * n[2]; row++) {
     const int64_t b = row / (n[1] * n[2]), h = row / n[2] % n[1];
     const int64_t head = (b * key_heads + h / (n[1] / key_heads)) * keys * n[3];
-    compare_row(whole, row % n[2], q + row * n[3], k + head, v + head, out + row * n[3], (double)whole->lse[row], p,
+    compare_row(whole, row % n[2], q + row * n[3], k + head, v + head, out + row * n[3], problem_lse(whole, row), p,
                 &result, &totals);
   }
   free(q);

@@ -40,7 +40,8 @@ typedef struct problem {
   dhp_attention args; /* lse is set; scale is 1 / sqrt(D) */
   dhp_mask mask;      /* the one that args ask for, until a test sets another */
   storage q, k, v, out;
-  float *lse;
+  float *lse; /* of float64 problems: double; see problem_lse */
+  size_t lse_size;
 } problem;
 
 /* Normal random q, k, v; out and lse hold the byte 0xa5. */
@@ -48,12 +49,23 @@ problem problem_new(shape s, dhp_dtype dtype, memory_layout layout);
 void problem_free(problem *p);
 /* Fills out and lse with 0xa5 again. */
 void problem_poison(problem *p);
-/* Bytes of out that no element of the tensor covers and that are no longer 0xa5. */
+/* Of out; see gaps_touched. */
 int problem_gaps_touched(const problem *p);
 
 double get(const dhp_tensor *t, int64_t b, int64_t h, int64_t s, int64_t d);
 void set(const dhp_tensor *t, int64_t b, int64_t h, int64_t s, int64_t d, double value);
 uint32_t get_bits(const dhp_tensor *t, int64_t b, int64_t h, int64_t s, int64_t d);
+
+double problem_lse(const problem *p, int64_t row);
+
+/* What problems are made of. A layout's tensor; exactly its memory, whose address it gets; normal random elements. */
+dhp_tensor strided(int64_t b, int64_t h, int64_t s, int64_t d, dhp_dtype dtype, memory_layout layout);
+storage storage_new(dhp_tensor *t);
+void fill_normal(const dhp_tensor *t, storage memory);
+/* Bytes of the memory that no element of the tensor covers and that are no longer 0xa5. */
+int gaps_touched(const dhp_tensor *t, storage memory);
+/* All elements as [B, H, S, D] in float64; the caller frees them. */
+double *decode(const dhp_tensor *t);
 
 /* 1 if query i may see key j. */
 int is_visible(const dhp_mask *mask, int64_t i, int64_t j);

@@ -2,36 +2,55 @@
  * secrecy.h - the cases on which ctgrind.c and steptrace.c look for what depends on secrets.
  *
  * Code that no case executes is not looked at. So the traced cases between them take every line of the tile kernel, and
- * both ways of every branch, on every instruction set; secrecy_coverage.c is how the tests know.
+ * both ways of every branch, on every instruction set; secrecy_coverage.c is how the tests know. Every case is one of
+ * the gradients too.
  */
 #ifndef DHP_TEST_SECRECY_H
 #define DHP_TEST_SECRECY_H
 
-#include "../../../csrc/cpu/tile.h"
-#include "reference.h"
+#include "gradients/gradients.h"
+
+enum { DQ = 1, DK = 2, DV = 4, GRAD_LSE = 8, ALL = DQ | DK | DV | GRAD_LSE };
 
 typedef struct secrecy_case {
   const char *what;
   shape s;                 /* without a mask */
   int64_t lowest, highest; /* the mask, as in csrc/mask.h */
   int wants_lse;
+  int wanted; /* gradients: DQ, DK, DV; GRAD_LSE: that of lse is given */
   int traced; /* in so many dtypes steptrace.c executes it, from float32 on: a step takes microseconds */
 } secrecy_case;
 
 static const secrecy_case secrecy_cases[] = {
-    {"all keys, rows that end inside a vector", {1, 1, 1, 7, 7, 65, 0, 0}, INT64_MIN, INT64_MAX, 1, 3},
-    {"causal, a block of queries, early rows without keys", {1, 1, 1, 65, 8, 16, 0, 0}, INT64_MIN, -3, 1, 1},
-    {"a window narrower than a block of rows, late rows without keys", {1, 1, 1, 9, 100, 16, 0, 0}, 93, 97, 1, 1},
-    {"a window wider than a block of rows, early rows without keys", {1, 1, 1, 16, 12, 16, 0, 0}, -10, -2, 1, 3},
-    {"key tiles before the window, no lse", {1, 1, 1, 2, 300, 16, 0, 0}, 200, 203, 0, 1},
-    {"no keys", {1, 1, 1, 2, 0, 16, 0, 0}, INT64_MIN, INT64_MAX, 1, 1},
-    {"decoding, grouped heads", {1, 4, 2, 1, 130, 64, 0, 0}, INT64_MIN, INT64_MAX, 1, 0},
-    {"causal, two key tiles", {1, 1, 1, 5, 101, 32, 0, 0}, INT64_MIN, 96, 1, 0},
-    {"causal, grouped heads, two batches", {2, 4, 2, 37, 101, 20, 0, 0}, INT64_MIN, 64, 1, 0},
-    {"two query tiles, rows without keys", {1, 1, 1, 131, 99, 67, 0, 0}, INT64_MIN, -5, 1, 0},
-    {"a window over two query tiles and three key tiles", {1, 2, 1, 131, 300, 129, 0, 0}, 30, 160, 1, 0},
+    {"all keys, rows that end inside a vector", {1, 1, 1, 7, 7, 65, 0, 0}, INT64_MIN, INT64_MAX, 1, ALL, 3},
+    {"causal, a block of queries, early rows without keys",
+     {1, 1, 1, 65, 8, 16, 0, 0},
+     INT64_MIN,
+     -3,
+     1,
+     DQ | DK | DV,
+     1},
+    {"a window narrower than a block of rows, late rows without keys",
+     {1, 1, 1, 9, 100, 16, 0, 0},
+     93,
+     97,
+     1,
+     DQ | DV,
+     1},
+    {"a window wider than a block of rows, early rows without keys", {1, 1, 1, 16, 12, 16, 0, 0}, -10, -2, 1, ALL, 3},
+    {"key tiles before the window, no lse", {1, 1, 1, 2, 300, 16, 0, 0}, 200, 203, 0, DQ, 1},
+    {"no keys", {1, 1, 1, 2, 0, 16, 0, 0}, INT64_MIN, INT64_MAX, 1, ALL, 1},
+    {"two query tiles, grouped heads", {1, 2, 1, 100, 4, 16, 0, 0}, INT64_MIN, INT64_MAX, 1, DK | GRAD_LSE, 1},
+    {"decoding, grouped heads", {1, 4, 2, 1, 130, 64, 0, 0}, INT64_MIN, INT64_MAX, 1, ALL, 0},
+    {"causal, two key tiles", {1, 1, 1, 5, 101, 32, 0, 0}, INT64_MIN, 96, 1, ALL, 0},
+    {"causal, grouped heads, two batches", {2, 4, 2, 37, 101, 20, 0, 0}, INT64_MIN, 64, 1, ALL, 0},
+    {"two query tiles, rows without keys", {1, 1, 1, 131, 99, 67, 0, 0}, INT64_MIN, -5, 1, ALL, 0},
+    {"a window over two query tiles and three key tiles", {1, 2, 1, 131, 300, 129, 0, 0}, 30, 160, 1, ALL, 0},
 };
-enum { SECRECY_CASES = sizeof secrecy_cases / sizeof *secrecy_cases };
+enum {
+  SECRECY_CASES = sizeof secrecy_cases / sizeof *secrecy_cases,
+  MOST_QUERIES = 256 /* of all heads of a traced case */
+};
 
 static inline problem secrecy_problem(const secrecy_case *c, dhp_dtype dtype, memory_layout layout) {
   problem p = problem_new(c->s, dtype, layout);
@@ -40,11 +59,37 @@ static inline problem secrecy_problem(const secrecy_case *c, dhp_dtype dtype, me
   return p;
 }
 
+static inline gradient_problem secrecy_gradients(const secrecy_case *c, dhp_dtype dtype, memory_layout layout) {
+  gradient_problem p = gradients_new_band(c->s, c->lowest, c->highest, dtype, layout);
+  for (int i = 0; i < 3; i++)
+    if (!(c->wanted >> i & 1)) gradient(&p, i)->data = NULL;
+  if (!(c->wanted & GRAD_LSE)) p.args.grad_lse = NULL;
+  return p;
+}
+
 /* The first tile of rows of the first head. */
 static inline dhp_cpu_rows secrecy_rows(const problem *p) {
   const int64_t queries = p->args.q.size[2];
   return (dhp_cpu_rows){
       .args = &p->args, .mask = &p->mask, .count = queries < DHP_CPU_TILE_Q ? (int)queries : DHP_CPU_TILE_Q};
+}
+
+/* All three functions of a backward, on the first tile of the first head; lse and delta: memory for its queries. */
+static inline void secrecy_differentiate(const dhp_cpu_kernel *kernel, const gradient_problem *p, float *lse,
+                                         float *delta, dhp_cpu_scratch *scratch) {
+  const int64_t queries = p->args.forward.q.size[2], keys = p->args.forward.k.size[2];
+  const dhp_mask by_key = dhp_mask_transposed(&p->forward.mask);
+  dhp_cpu_gradient_rows rows = {.args = &p->args, .mask = &p->forward.mask, .lse = lse, .delta = delta};
+  for (int head = 0; head < (int)p->args.forward.q.size[1]; head++) {
+    rows.head = head;
+    rows.count = queries < DHP_CPU_TILE_Q ? (int)queries : DHP_CPU_TILE_Q;
+    kernel->sum_rows(&rows, scratch);
+    if (p->args.dq.data) kernel->query_gradient(&rows, scratch);
+  }
+  rows.head = 0;
+  rows.mask = &by_key;
+  rows.count = keys < DHP_CPU_TILE_Q ? (int)keys : DHP_CPU_TILE_Q;
+  if (rows.count > 0 && (p->args.dk.data || p->args.dv.data)) kernel->key_gradients(&rows, scratch);
 }
 
 #endif

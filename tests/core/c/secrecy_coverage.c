@@ -22,6 +22,14 @@ static void attend(const dhp_cpu_kernel *kernel, const secrecy_case *c, dhp_dtyp
   problem_free(&p);
 }
 
+static void differentiate(const dhp_cpu_kernel *kernel, const secrecy_case *c, dhp_dtype dtype) {
+  static dhp_cpu_scratch scratch;
+  static float lse[MOST_QUERIES], delta[MOST_QUERIES];
+  gradient_problem p = secrecy_gradients(c, dtype, CONTIGUOUS);
+  secrecy_differentiate(kernel, &p, lse, delta, &scratch);
+  gradients_free(&p);
+}
+
 int main(int argc, char **argv) {
   random_seed(1);
   dhp_cpu_kernel kernels[3];
@@ -30,8 +38,10 @@ int main(int argc, char **argv) {
   for (int k = 0; argc > 1 && k < count; k++) {
     if (strcmp(kernels[k].instructions, argv[1]) != 0) continue;
     for (int i = 0; i < cases; i++)
-      for (int dtype = 0; dtype < secrecy_cases[i].traced; dtype++)
+      for (int dtype = 0; dtype < secrecy_cases[i].traced; dtype++) {
         attend(&kernels[k], &secrecy_cases[i], (dhp_dtype)dtype);
+        differentiate(&kernels[k], &secrecy_cases[i], (dhp_dtype)dtype);
+      }
     return EXIT_SUCCESS;
   }
   return NO_SUCH_KERNEL;

@@ -30,7 +30,8 @@
 
 enum {
   NOT_PERMITTED = 77,
-  MOST_LANES = 16 /* floats of the widest vector */
+  MOST_LANES = 16, /* floats of the widest vector */
+  LEAST_VECTOR = 4 /* floats of the narrowest: the library's memcpy moves fewer by general-purpose registers */
 };
 
 /* ---- tracing --------------------------------------------------------------------------------------------------- */
@@ -121,30 +122,77 @@ static void fill(const dhp_tensor *t, int class) {
         set(t, 0, h, s, d, element_of(class, s));
 }
 
+/* One case in one direction; the first class's trace is the one that the others have to repeat. */
+typedef struct series {
+  const char *instructions, *what, *direction;
+  dhp_dtype dtype;
+  int compares_registers, differences;
+  trace first;
+} series;
+
+static void add_trace(series *s, int class, trace now) {
+  if (class == 0) s->first = now;
+  if (now.path != s->first.path || now.steps != s->first.steps ||
+      (s->compares_registers && now.registers != s->first.registers)) {
+    printf("%s, dtype %d, %s, %s, %s: %ld steps, %s; \"%s\": %ld steps\n", s->instructions, (int)s->dtype, s->what,
+           s->direction, classes[class], now.steps, now.path == s->first.path ? "other registers" : "another path",
+           classes[0], s->first.steps);
+    s->differences++;
+  }
+}
+
+static int end_series(const series *s) {
+  printf("%-8s dtype %d %8ld steps %s: %s\n", s->instructions, (int)s->dtype, s->first.steps, s->direction, s->what);
+  return s->differences;
+}
+
 /* Same path on all classes, and the same registers if the rows are whole vectors; returns the number of differences. */
 static int compare_classes(const dhp_cpu_kernel *kernel, const secrecy_case *c, dhp_dtype dtype) {
   problem p = secrecy_problem(c, dtype, CONTIGUOUS);
-  const int whole_vectors = c->s.head_dim % MOST_LANES == 0;
   const dhp_cpu_rows rows = secrecy_rows(&p);
   const task t = {kernel, &rows};
-  trace first = {0};
-  int differences = 0;
+  series s = {kernel->instructions, c->what, "forward", dtype, c->s.head_dim % MOST_LANES == 0, 0, {0}};
   for (int class = 0; class < CLASSES; class++) {
     fill(&p.args.q, class);
     fill(&p.args.k, class);
     fill(&p.args.v, class);
-    const trace now = trace_of(attend, &t);
-    if (class == 0) first = now;
-    if (now.path != first.path || now.steps != first.steps || (whole_vectors && now.registers != first.registers)) {
-      printf("%s, dtype %d, %s, %s: %ld steps, %s; \"%s\": %ld steps\n", kernel->instructions, (int)dtype, c->what,
-             classes[class], now.steps, now.path == first.path ? "other registers" : "another path", classes[0],
-             first.steps);
-      differences++;
-    }
+    add_trace(&s, class, trace_of(attend, &t));
   }
-  printf("%-8s dtype %d %8ld steps: %s\n", kernel->instructions, (int)dtype, first.steps, c->what);
   problem_free(&p);
-  return differences;
+  return end_series(&s);
+}
+
+typedef struct gradient_task {
+  const dhp_cpu_kernel *kernel;
+  const gradient_problem *problem;
+} gradient_task;
+
+static void differentiate(const void *context) {
+  static dhp_cpu_scratch scratch;
+  static float lse[MOST_QUERIES], delta[MOST_QUERIES];
+  const gradient_task *const t = context;
+  secrecy_differentiate(t->kernel, t->problem, lse, delta, &scratch);
+}
+
+/* The same of a backward; lse, too, is moved through general-purpose registers if there are few queries. */
+static int compare_gradient_classes(const dhp_cpu_kernel *kernel, const secrecy_case *c, dhp_dtype dtype) {
+  gradient_problem p = secrecy_gradients(c, dtype, CONTIGUOUS);
+  const gradient_task t = {kernel, &p};
+  const int whole_vectors = c->s.head_dim % MOST_LANES == 0 && c->s.queries >= LEAST_VECTOR;
+  series s = {kernel->instructions, c->what, "backward", dtype, whole_vectors, 0, {0}};
+  for (int class = 0; class < CLASSES; class++) {
+    const dhp_tensor *const tensors[] = {&p.args.forward.q, &p.args.forward.k, &p.args.forward.v, &p.args.forward.out,
+                                         &p.args.grad_out};
+    for (int i = 0; i < 5; i++)
+      fill(tensors[i], class);
+    for (int64_t row = 0; row < c->s.batch * c->s.heads * c->s.queries; row++) {
+      p.forward.lse[row] = (float)element_of(class, row);
+      ((float *)p.grad_lse)[row] = (float)element_of(class, row);
+    }
+    add_trace(&s, class, trace_of(differentiate, &t));
+  }
+  gradients_free(&p);
+  return end_series(&s);
 }
 
 /* ---- leaks that must be found ---------------------------------------------------------------------------------- */
@@ -182,6 +230,7 @@ int main(int argc, char **argv) {
   int differences = 0;
   for (int i = 0; i < SECRECY_CASES; i++)
     for (int dtype = 0; dtype < secrecy_cases[i].traced; dtype++)
-      differences += compare_classes(&kernels[0], &secrecy_cases[i], (dhp_dtype)dtype);
+      differences += compare_classes(&kernels[0], &secrecy_cases[i], (dhp_dtype)dtype) +
+                     compare_gradient_classes(&kernels[0], &secrecy_cases[i], (dhp_dtype)dtype);
   return differences != 0;
 }

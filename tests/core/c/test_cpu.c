@@ -28,6 +28,10 @@ int main(int argc, char **argv) {
   test_masks();
   test_attention();
   test_rows();
+  test_float64();
+  test_gradients();
+  test_gradient_rows();
+  test_refusals();
   test_runtime();
   return check_summary();
 }

@@ -9,7 +9,11 @@ void test_numbers(void);   /* csrc/ct.h and csrc/cpu/convert.h */
 void test_attention(void); /* values, against reference.h */
 void test_masks(void);     /* csrc/mask.h, and masks that no call asks for yet */
 void test_rows(void);      /* what a row's bits depend on; NaN and infinity */
-void test_runtime(void);   /* executor, memory, floating-point state */
+void test_gradients(void); /* gradients/: values; bits, NaN and infinity; float64 */
+void test_gradient_rows(void);
+void test_float64(void);
+void test_refusals(void); /* csrc/check.c */
+void test_runtime(void); /* executor, memory, floating-point state */
 
 /* The kernels this CPU runs; every test of attention runs on all of them. */
 extern dhp_cpu_kernel test_kernels[3];

@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "check.h"
+#include "gradients/gradients.h"
 #include "reference.h"
 #include "test_cpu.h"
 
@@ -25,6 +26,7 @@ static const uint32_t UNTOUCHED = 0xffffffffu; /* NaN wherever something is read
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static uint32_t *scratches[MOST_SCRATCHES];
+static size_t sizes[MOST_SCRATCHES];
 static int memory_left = INT_MAX /* allocations that will succeed */, allocated, freed, dirty;
 
 void *__wrap_aligned_alloc(size_t alignment, size_t size) {
@@ -38,6 +40,7 @@ void *__wrap_aligned_alloc(size_t alignment, size_t size) {
     if (!memory || slot == MOST_SCRATCHES) abort();
     memset(memory, UNTOUCHED & 0xff, size);
     scratches[slot] = memory;
+    sizes[slot] = size;
     allocated++;
   }
   pthread_mutex_unlock(&lock);
@@ -49,7 +52,7 @@ void __wrap_free(void *memory) {
   for (int i = 0; memory && i < MOST_SCRATCHES; i++)
     if (scratches[i] == memory) {
       uint32_t left = 0;
-      for (size_t word = 0; word < sizeof(dhp_cpu_scratch) / sizeof left; word++)
+      for (size_t word = 0; word < sizes[i] / sizeof left; word++)
         left |= (scratches[i][word] != 0) & (scratches[i][word] != UNTOUCHED);
       dirty += (int)left;
       freed++;
@@ -130,6 +133,83 @@ static void test_executors_and_memory(void) {
   problem_free(&p);
 }
 
+/* ---- executors and memory of gradients --------------------------------------------------------------------------- */
+
+static gradient_problem make_gradients(dhp_dtype dtype) {
+  return gradients_new((shape){2, 4, 2, 300, 270, 33, 1, 0}, dtype, TRANSPOSED);
+}
+
+static size_t gradients_size(const gradient_problem *p) {
+  return p->gradients[0].size + p->gradients[1].size + p->gradients[2].size;
+}
+
+/* All three, one behind the other; the caller frees them. */
+static unsigned char *copy_gradients(const gradient_problem *p) {
+  unsigned char *const copy = malloc(gradients_size(p));
+  if (!copy) abort();
+  size_t to = 0;
+  for (int i = 0; i < 3; to += p->gradients[i++].size)
+    memcpy(copy + to, p->gradients[i].data, p->gradients[i].size);
+  return copy;
+}
+
+static void check_same_gradients(gradient_problem *p, const dhp_cpu_kernel *kernel, const dhp_executor *executor,
+                                 const unsigned char *expected, const char *what) {
+  gradients_poison(p);
+  const dhp_status status = gradients_run(kernel, p, executor);
+  unsigned char *const got = copy_gradients(p);
+  check(status == DHP_OK && memcmp(got, expected, gradients_size(p)) == 0, "%s, dtype %d: %s, status %d",
+        kernel->instructions, (int)p->args.forward.q.dtype, what, (int)status);
+  free(got);
+}
+
+static void check_gradients_without_memory(gradient_problem *p, const dhp_cpu_kernel *kernel, int allocations) {
+  gradients_poison(p);
+  memory_left = allocations;
+  dhp_error error = {""};
+  const dhp_status status = dhp_cpu_backward_with(kernel, &p->args, &p->forward.mask, NULL, &error);
+  size_t written = 0;
+  for (int i = 0; i < 3; i++)
+    for (size_t byte = 0; byte < p->gradients[i].size; byte++)
+      written += p->gradients[i].data[byte] != 0xa5;
+  check(status == DHP_OUT_OF_MEMORY && strstr(error.text, "memory") && written == 0,
+        "%s, %d allocations: status %d, \"%s\", %zu bytes written", kernel->instructions, allocations, (int)status,
+        error.text, written);
+  memory_left = INT_MAX;
+}
+
+static void test_gradients_at_run_time(void) {
+  check_group("gradients: any partition, memory and state");
+  for (int dtype = DHP_FLOAT16; dtype <= DHP_FLOAT64; dtype++) {
+    gradient_problem p = make_gradients((dhp_dtype)dtype);
+    for (int k = 0; k < (dtype == DHP_FLOAT64 ? 1 : test_kernel_count); k++) {
+      const dhp_cpu_kernel *const kernel = &test_kernels[k];
+      check(gradients_run(kernel, &p, NULL) == DHP_OK, "%s", kernel->instructions);
+      unsigned char *const expected = copy_gradients(&p);
+      int parts = 1;
+      const dhp_executor executor = {run_threads, &parts};
+      for (; parts <= 16; parts += 5)
+        check_same_gradients(&p, kernel, &executor, expected, "an executor");
+      fesetround(FE_UPWARD);
+      feclearexcept(FE_ALL_EXCEPT);
+      check_same_gradients(&p, kernel, NULL, expected, "another rounding mode");
+      check(fetestexcept(FE_ALL_EXCEPT) == 0 && fegetround() == FE_UPWARD, "%s, dtype %d: floating-point state",
+            kernel->instructions, dtype);
+      fesetround(FE_TONEAREST);
+      if (dtype != DHP_FLOAT64) { /* which needs none */
+        parts = 4;
+        memory_left = 2;
+        check_same_gradients(&p, kernel, &executor, expected, "memory for one thread");
+        memory_left = INT_MAX;
+        check_gradients_without_memory(&p, kernel, 0);
+        check_gradients_without_memory(&p, kernel, 1);
+      }
+      free(expected);
+    }
+    gradients_free(&p);
+  }
+}
+
 /* ---- floating-point state -------------------------------------------------------------------------------------- */
 
 static void test_float_state(void) {
@@ -156,6 +236,7 @@ static void test_float_state(void) {
 
 void test_runtime(void) {
   test_executors_and_memory();
+  test_gradients_at_run_time();
   test_float_state();
   check_group("scratch memory is wiped");
   check(freed == allocated && freed > 0, "%d of %d freed", freed, allocated);

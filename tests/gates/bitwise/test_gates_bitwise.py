@@ -152,7 +152,7 @@ def test_the_operator_is_row_invariant(shape: Shape) -> None:
     assert (found.differing, found.refused) == ([], []) and found.ways >= 7
 
 
-@pytest.mark.parametrize(("own", "company"), bitwise.ROW_CLASSES.items())
+@pytest.mark.parametrize(("own", "company"), inputs.ROW_CLASSES.items())
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_the_operator_is_row_invariant_on_every_class(own: str, company: str, dtype: str) -> None:
     shape = Shape(1, 2, 1, 20, 150, 64, dtype, True)
@@ -250,19 +250,19 @@ def examine(
     subject = Subject("a", lambda given, is_causal: given[:1], nullcontext, kernels, tuple(SHAPES[:1]))
     result = bitwise.examine(subject, bitwise.QUICK, RIGHT, lambda _: None)
     if result.verdict != NOT_RUN:
-        assert result.figures["ways to compute a row"] == (ways * len(bitwise.ROW_CLASSES) if ways else 0)
+        assert result.figures["ways to compute a row"] == (ways * len(inputs.ROW_CLASSES) if ways else 0)
     return result.verdict, result.problems
 
 
 def each_class(line: str) -> list[str]:
-    return [f"{SHAPES[0]} {own}: {line}" for own in bitwise.ROW_CLASSES]
+    return [f"{SHAPES[0]} {own}: {line}" for own in inputs.ROW_CLASSES]
 
 
 def test_rows_of_unlike_classes_are_computed_beside_others() -> None:
     """NaN and Inf are the contract's exception."""
     known = set(inputs.CLASSES) - {"NaN rows", "Inf rows"}
-    assert len(bitwise.ROW_CLASSES) >= 4 and {*bitwise.ROW_CLASSES, *bitwise.ROW_CLASSES.values()} <= known
-    assert all(own != company for own, company in bitwise.ROW_CLASSES.items())
+    assert len(inputs.ROW_CLASSES) >= 4 and {*inputs.ROW_CLASSES, *inputs.ROW_CLASSES.values()} <= known
+    assert all(own != company for own, company in inputs.ROW_CLASSES.items())
 
 
 def test_verdicts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -326,6 +326,23 @@ def test_outputs_hold_the_poison_and_another_one_in_each_run(gpu: None) -> None:
         memory.check(outputs)
         assert all(bool((output == run * 37 % 256).all()) for output in outputs)
         del outputs
+
+
+@pytest.mark.parametrize("workspace", [2**17 + 512, 2**23])
+def test_workspaces_hold_the_poison(gpu: None, workspace: int) -> None:
+    """Of a call that takes outputs first, then a workspace that it does not return."""
+
+    def call() -> tuple[torch.Tensor, ...]:
+        outputs = [torch.empty(2**22, dtype=torch.uint8, device="cuda") for _ in range(2)]
+        scratch = torch.empty(workspace, dtype=torch.uint8, device="cuda")
+        return (*outputs, (scratch == scratch[0]).all() & (scratch[0] == memory_byte[0]))
+
+    memory, memory_byte = PoisonedBlocks([torch.empty(2**22, dtype=torch.uint8, device="cuda") for _ in range(2)]), [0]
+    for run in range(5):
+        memory.poison(run)
+        memory_byte[0] = run * 37 % 256
+        *_, held = call()
+        assert bool(held)
 
 
 def test_memory_that_was_not_poisoned_is_noticed(gpu: None) -> None:

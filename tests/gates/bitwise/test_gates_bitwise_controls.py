@@ -35,7 +35,7 @@ def test_a_gate_that_does_not_look_at_some_company_is_noticed(blind_to: str, mon
     """The planted attention goes the way of a shipped kernel: what is left out there, the control shows."""
     words = {"batches": ("batch",), "heads": ("head",), "rows": ("the first", "the last", "alone", "only the keys"),
              "keys": ("more",), "other rows": ("other rows",)}[blind_to]  # fmt: skip
-    for name in ("_company", "_rows", "_offsets"):
+    for name in ("company", "_rows", "_offsets"):
         ways = getattr(bitwise_rows, name)
 
         def fewer(*given: object, ways: Callable[..., Iterator[bitwise_rows.Way]] = ways) -> list[bitwise_rows.Way]:

@@ -11,7 +11,7 @@ from itertools import product
 import numpy as np
 import pytest
 
-from dhp_safe_fa.gates import controls, tools
+from dhp_safe_fa.gates import controls, inputs, tools
 from dhp_safe_fa.gates.counters import gate as counters
 from dhp_safe_fa.gates.counters.ncu import Count
 from dhp_safe_fa.gates.sass.listing import Program, parse_listing
@@ -253,6 +253,7 @@ def test_a_kernel_that_executed_nothing_fails() -> None:
 
 def test_every_class_and_an_aa_pair_are_run() -> None:
     for extent in (counters.QUICK, counters.FULL):
-        assert set(extent.data) == set(counters.inputs.CLASSES)
-        for data in (extent.data, extent.data_once, extent.control_data, extent.control_data_once):
+        classes = tuple(inputs.CLASSES)
+        assert set(extent.data(classes)) == set(classes)
+        for data in (extent.data(classes), extent.once(classes), extent.control_data, extent.control_data_once):
             assert len(set(data)) < len(data)

@@ -86,8 +86,8 @@ def test_counts_of_opcodes_make_up_their_total(cell: str) -> None:
     ],
 )
 def test_a_call_that_is_missing_is_no_equal_one(left_out: Callable[[Count], bool], cause: str) -> None:
-    request = Request((EXACT,), ("attn",), 2, ("zeros", "normal"), ("loop_bound",), ("zeros",))
-    shapes = product(("shape", "other shape"), request.data)
+    request = Request((EXACT,), {"attn": ("zeros", "normal")}, 2, ("loop_bound",), ("zeros",))
+    shapes = product(("shape", "other shape"), request.subjects["attn"])
     all_calls = [Count("attn", label, data, ("kernel",), {EXACT: 5}) for label, data in shapes]
     all_calls += [Count("loop_bound", twin, "zeros", ("kernel",), {EXACT: 5}) for twin in controls.TWINS]
     assert request.calls == len(all_calls)
@@ -105,6 +105,17 @@ def test_kernels_of_one_call_are_combined() -> None:
     (count,) = counters_ncu.combine([step], rows)
     assert count.kernels == ("first", "second")
     assert count.values == {EXACT: 7, counters.REGISTERS: 100, f"{counters.OPCODES}:FFMA": 3}
+
+
+def test_the_kernel_under_test_is_counted_alone() -> None:
+    step = {"name": "bwd", "label": "shape", "data": "zeros", "entry": "second"}
+    rows = [(0, name, {EXACT: value}) for name, value in (("first", 3.0), ("second", 4.0), ("third", 5.0))]
+    (count,) = counters_ncu.combine([step], rows)
+    assert (count.kernels, count.values) == (("first", "second", "third"), {EXACT: 4})
+    with pytest.raises(tools.NotRun, match=r"bwd \(shape\) launched second 2 times, not once"):
+        counters_ncu.combine([step], [*rows, rows[1]])
+    with pytest.raises(tools.NotRun, match="launched second 0 times"):
+        counters_ncu.combine([step], rows[:1])
 
 
 def test_a_row_of_no_call_is_not_run() -> None:
@@ -132,14 +143,14 @@ def fake_ncu(folder: Path, body: str) -> Path:
     return path
 
 
-REQUEST = Request((EXACT,), ("attn",), 1, ("zeros",))
+REQUEST = Request((EXACT,), {"attn": ("zeros",)}, 1)
 
 
 def test_ncu_is_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = ncu_log([EXACT], [("dhp:0:", "kernel", ["1,234"])])
     steps = [{"name": "attn", "label": "shape", "data": "zeros"}]
     body = f"log.write_text({text!r})\nPath(request['steps']).write_text({json.dumps(steps)!r})\nprint('1 attn')\n"
-    ncu = fake_ncu(tmp_path, body + f"assert '{EXACT}' in argv and request['subjects'] == ['attn']\n")
+    ncu = fake_ncu(tmp_path, body + f"assert '{EXACT}' in argv and request['subjects'] == {{'attn': ['zeros']}}\n")
     monkeypatch.setattr(counters_ncu, "find_ncu", lambda: ncu)
     told: list[tuple[int, str]] = []
     assert counters_ncu.measure(REQUEST, lambda done, what: told.append((done, what))) == [

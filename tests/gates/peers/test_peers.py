@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -11,9 +12,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from evidence_samples import gate_result, some_run
 
-from dhp_safe_fa.gates import cli, controls, registry, subjects, targets, tools
+from dhp_safe_fa.bench.gradients import reference
+from dhp_safe_fa.bench.peers import sdpa
+from dhp_safe_fa.gates import cli, controls, gradients, inputs, registry, subjects, targets, tools
 from dhp_safe_fa.gates.evidence import writer as evidence_writer
 from dhp_safe_fa.gates.peers import code as peer_code
 from dhp_safe_fa.gates.peers import page as peers_page
@@ -110,6 +114,43 @@ def test_a_package_outside_this_environment_is_found(tmp_path: Path, monkeypatch
     monkeypatch.syspath_prepend(tmp_path)
     assert list(targets._libraries("somewhere/lib/lib.so")) == [library]
     assert list(targets._libraries("nowhere_at_all/lib.so")) == []
+
+
+# ---- gradients -------------------------------------------------------------------------------------------------------
+
+
+def test_gradients_of_a_peer_are_a_subject(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("sdpa-flash", "sdpa-cudnn", "sdpa-efficient"):
+        found = subjects.by_name(f"{name}{targets.BACKWARD}")
+        assert (found.outputs, found.kernels, found.entry) == (("dq", "dk", "dv"), (), "")
+        assert found.classes == gradients.CLASSES and len(found.shapes) == 4
+    monkeypatch.setitem(sys.modules, "flash_attn_interface", None)
+    with pytest.raises(tools.NotRun, match="fa3-backward: flash_attn_interface cannot be imported"):
+        subjects.by_name("fa3-backward")
+
+
+def test_every_peer_has_gradients() -> None:
+    forward = [name for name in targets.PEERS if not name.endswith(targets.BACKWARD)]
+    assert {f"{name}{targets.BACKWARD}" for name in forward} < set(targets.PEERS)
+
+
+def test_gradients_through_autograd_are_right_and_computed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By an attention of torch's in place of FlashAttention-3."""
+
+    def attention(q: Any, k: Any, v: Any, causal: bool, deterministic: bool) -> Any:
+        assert deterministic
+        return sdpa(*(tensor.transpose(1, 2) for tensor in (q, k, v)), causal).transpose(1, 2)
+
+    monkeypatch.setitem(sys.modules, "flash_attn_interface", SimpleNamespace(flash_attn_func=attention))
+    found = subjects.by_name("fa3-det-backward")
+    shape = inputs.Shape(1, 2, 2, 20, 20, 16, "bfloat16", True)
+    given = gradients.make("normal", shape, 1, "cpu")
+    with torch.no_grad():
+        dq, dk, dv = found.attend(given, True)
+    for mine, right in zip((dq, dk, dv), reference.gradients(*given[:3], given[5], True), strict=True):
+        torch.testing.assert_close(mine.double(), right, rtol=0.1, atol=0.05)
+    ways = found.ways(found, given, gradients.make("large", shape, 2, "cpu"), True)
+    assert {way.names for way in ways} == {("dq",), ("dk", "dv")}
 
 
 # ---- a run -----------------------------------------------------------------------------------------------------------

@@ -123,7 +123,7 @@ void forward::multiply_output(uint32_t v_descriptor, int accumulate) {
               {VALUES, i * shape.box_columns, visit.tile * shape.tile_k, visit.of->key_head, visit.of->batch});
 }
 
-void model::store_row(const uint32_t *four_words) {
+void model::store_row(const void *, const uint32_t *four_words) {
   sim::require(sim::launches_have_ended(), "a store before the launches before have ended");
   sim::require(sim::products_have_ended(), "a store before its product has ended");
   const uint32_t all_nan = sim::NAN_ELEMENT << 16 | sim::NAN_ELEMENT;

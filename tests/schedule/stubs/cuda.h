@@ -22,6 +22,10 @@ typedef struct CUtensorMap {
   int tensor;
 } CUtensorMap;
 
+struct float4 {
+  float x, y, z, w;
+};
+
 struct Index {
   unsigned x;
 };

@@ -5,6 +5,8 @@
 #ifndef DHP_PTX_CUH
 #define DHP_PTX_CUH
 
+enum : unsigned { FULL_MASK = 0xffffffffu };
+
 static inline uint32_t shared_address(const void *) { return sim::SHARED_ADDRESS; }
 static inline int warp_index() { return sim::warp_index(); }
 
@@ -34,14 +36,18 @@ static inline void tma_load(int go, uint32_t destination, const CUtensorMap *map
                             int b) {
   if (go) sim::load(destination, barrier, sim::Tile{map->tensor, d, s, h, b});
 }
+static inline void tma_load_2d(int go, uint32_t destination, const CUtensorMap *map, uint32_t barrier, int x, int y) {
+  if (go) sim::load(destination, barrier, sim::Tile{map->tensor, x, y, 0, 0});
+}
 static inline void tma_prefetch_map(const CUtensorMap *) {}
 
 static inline void store_one(int go, float *to, float x) {
   if (go) model::store_number(to, x);
 }
-static inline void store_four(int go, void *, const uint32_t *x) {
-  if (go) model::store_row(x);
+static inline void store_four(int go, void *to, const uint32_t *x) {
+  if (go) model::store_row(to, x);
 }
+static inline void end_together() { __syncthreads(); }
 
 static inline void wgmma_fence() {}
 static inline void wgmma_commit() { sim::commit_products(); }

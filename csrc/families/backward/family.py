@@ -1,0 +1,60 @@
+"""The backward family: fourteen kernels out of attention_bwd.cu. Why these shapes: docs/kernel.md."""
+
+from __future__ import annotations
+
+from families import Family, Kernel
+from wgmma import GROUP_BYTES, header, product
+
+# What a kernel computes, and the macros that say so: whether it owns keys or queries, and the gradients it adds up.
+PARTS = {
+    "dk dv": (("OWNS_KEYS", 1), ("WITH_DS", 1), ("WITH_P", 1)),
+    "dk": (("OWNS_KEYS", 1), ("WITH_DS", 1), ("WITH_P", 0)),
+    "dv": (("OWNS_KEYS", 1), ("WITH_DS", 0), ("WITH_P", 1)),
+    "dq": (("OWNS_KEYS", 0), ("WITH_DS", 1), ("WITH_P", 0)),
+}
+
+# (part, head_dim, tile_k, warpgroups, stages, step_cycles). tile_k: rows of a walked tile; it is fixed for a part and a
+# head_dim, because it decides the order of the sums. It is as large as the registers allow beside the gradients: at
+# head_dim 256 those of dk alone are 128 floats a thread, so dk and dv are two kernels there.
+SHAPES = [
+    ("dk dv", 64, 96, 2, 4, 2000),
+    ("dq", 64, 128, 2, 4, 2000),
+    ("dk dv", 128, 64, 2, 4, 2300),
+    ("dq", 128, 128, 2, 2, 3000),
+    ("dk", 256, 48, 2, 2, 2600),
+    ("dv", 256, 80, 2, 2, 2900),
+    ("dq", 256, 48, 2, 2, 2600),
+]
+
+ROWS = 64  # owned rows of a warpgroup: those of a wgmma
+
+
+def kernel(dtype: str, part: str, head_dim: int, tile_k: int, warpgroups: int, stages: int, cycles: int) -> Kernel:
+    name = f"bwd_{part.replace(' ', '')}_{dtype}_d{head_dim}_k{tile_k}_w{warpgroups}"
+    return Kernel(name, dtype, head_dim, tile_k, warpgroups, ROWS, stages, 1, cycles, part, PARTS[part])
+
+
+def products(of: Kernel) -> str:
+    """S and dP, and the gradients."""
+    scores = product(
+        "wgmma_scores",
+        f"S[64, {of.tile_k}] (+)= OWN[64, 16] WALK[{of.tile_k}, 16]^T, both K-major in shared memory",
+        of.tile_k, of.dtype, a_group_bytes=GROUP_BYTES, transpose_b=False,
+    )
+    gradient = product(
+        "wgmma_gradient",
+        f"D[64, {of.head_dim}] (+)= P[64, 16] WALK[16, {of.head_dim}], P in registers, WALK MN-major in shared memory",
+        of.head_dim, of.dtype, a_group_bytes=None, transpose_b=True,
+    )
+    return header(scores, gradient)
+
+
+FAMILY = Family(
+    name="backward",
+    source="attention_bwd.cu",
+    entry="dhp_attention_bwd",
+    params="params.h",
+    shared_bytes="DHP_BWD_SHARED_BYTES",
+    kernels=tuple(kernel(dtype, *shape) for dtype in ("float16", "bfloat16") for shape in SHAPES),
+    products=products,
+)

@@ -1,0 +1,114 @@
+/* launch.c - the backward's tensor maps and parameters, and its launches. */
+#include "launch.h"
+
+#include <float.h>
+#include <math.h>
+#include <string.h>
+
+#include "../../cuda/session.h"
+#include "../../hopper/chip.h"
+#include "../../mask.h"
+#include "../delta/launch.h"
+#include "params.h"
+
+#define LOG2_E 1.44269504088896341
+
+/* The maps of a kernel, in the order of its arguments. */
+enum { OWN_S, OWN_DP, WALK_S, WALK_DP, STATISTICS, MAPS };
+
+/* A tensor, and how many of its rows a kernel is to see. */
+typedef struct side {
+  const dhp_tensor *s, *dp; /* the tensors of S and of dP */
+  int64_t length;
+} side;
+
+/*
+ * Keys that no query sees are cut off where they are walked: TMA then reads zeros, and whatever they hold cannot meet a
+ * dS of 0. A walked side without rows is never read: any readable tensor serves.
+ */
+static void sides_of(const dhp_backward *args, const dhp_mask *mask, int owns_keys, side *own, side *walk) {
+  const dhp_attention *const forward = &args->forward;
+  const side queries = {&forward->q, &args->grad_out, forward->q.size[2]};
+  side keys = {&forward->k, &forward->v, forward->k.size[2]};
+  if (!owns_keys) keys.length = dhp_mask_keys_seen(mask);
+  *own = owns_keys ? keys : queries;
+  *walk = owns_keys ? queries : keys;
+  if (walk->length == 0 || walk->s->size[1] == 0) *walk = *own;
+}
+
+static dhp_status encode_maps(const dhp_session *session, const dhp_backward *args, const dhp_kernel_info *kernel,
+                              const side *own, const side *walk, dhp_tensor_map maps[MAPS], dhp_error *error) {
+  const int64_t *const q = args->forward.q.size;
+  const int64_t rows = q[0] * q[1], columns = 4 * dhp_delta_pairs(args);
+  const struct {
+    const dhp_tensor *tensor;
+    int64_t length;
+    int rows;
+  } boxes[] = {{own->s, own->length, kernel->rows},
+               {own->dp, own->length, kernel->rows},
+               {walk->s, walk->length, kernel->tile_k},
+               {walk->dp, walk->length, kernel->tile_k}};
+  dhp_status status = DHP_OK;
+  for (int i = OWN_S; i <= WALK_DP && status == DHP_OK; i++)
+    status = dhp_tensor_map_encode(session, &maps[i], boxes[i].tensor, boxes[i].length, boxes[i].rows, 1, error);
+  if (status != DHP_OK || rows * columns == 0) return status; /* without queries nothing is walked, no map is read */
+  return dhp_tensor_map_encode_floats(session, &maps[STATISTICS], args->workspace, rows, columns, 2 * kernel->tile_k,
+                                      error);
+}
+
+static void set_output(const dhp_tensor *gradient, void **data, int64_t stride[3]) {
+  *data = gradient->data;
+  for (int i = 0; i < 3; i++)
+    stride[i] = gradient->stride[i];
+}
+
+static dhp_status launch(const dhp_session *session, const dhp_backward *args, const dhp_launch *what, void *stream,
+                         dhp_error *error) {
+  const dhp_kernel_info *const kernel = what->kernel;
+  const dhp_attention *const forward = &args->forward;
+  const dhp_mask mask = dhp_mask_of(forward);
+  const int owns_keys = strcmp(kernel->part, "dq") != 0;
+  side own, walk;
+  sides_of(args, &mask, owns_keys, &own, &walk);
+  dhp_tensor_map maps[MAPS] = {0};
+  const dhp_status status = encode_maps(session, args, kernel, &own, &walk, maps, error);
+  if (status != DHP_OK) return status;
+  const int64_t *const owned = own.s->size;
+  dhp_bwd_params params = {
+      .statistics = args->workspace,
+      .pairs = (int32_t)dhp_delta_pairs(args),
+      .heads = (int32_t)forward->q.size[1],
+      .own_heads = (int32_t)owned[1],
+      .heads_per_key_head = (int32_t)(forward->q.size[1] / forward->k.size[1]),
+      .seqlen_q = (int32_t)forward->q.size[2],
+      .seqlen_k = (int32_t)dhp_mask_keys_seen(&mask),
+      .own_rows = (int32_t)owned[2],
+      .own_tiles = (int32_t)((owned[2] + kernel->tile_q - 1) / kernel->tile_q),
+      .head_dim = (int32_t)owned[3],
+      .is_causal = forward->is_causal != 0,
+      .causal_offset = (int32_t)mask.highest,
+      .scale = (float)forward->scale,
+      .scale_log2 = fmaxf((float)((double)(float)forward->scale * LOG2_E), FLT_MIN), /* as in the forward */
+      .zero = 0,
+  };
+  set_output(owns_keys ? &args->dk : &args->dq, &params.from_ds, params.from_ds_stride);
+  set_output(&args->dv, &params.from_p, params.from_p_stride);
+  void *arguments[] = {&maps[OWN_S], &maps[OWN_DP], &maps[WALK_S], &maps[WALK_DP], &maps[STATISTICS], &params};
+  /* A larger launch would be spread unevenly over multiprocessors that are still partly taken. */
+  const int may_overlap = what->grid <= DHP_MULTIPROCESSORS;
+  return dhp_session_launch(session, kernel, what->grid, arguments, may_overlap, stream, error);
+}
+
+dhp_status dhp_backward_launch(const dhp_backward *args, const dhp_backward_plan *plan, int device, void *stream,
+                               dhp_error *error) {
+  dhp_session session;
+  dhp_status status = dhp_session_begin(&session, device, error);
+  if (status != DHP_OK) return status;
+  for (int i = 0; i < plan->count && status == DHP_OK; i++) {
+    const dhp_launch *const what = &plan->launches[i];
+    status = strcmp(what->kernel->part, "delta") == 0 ? dhp_delta_launch(&session, args, what->kernel, stream, error)
+                                                      : launch(&session, args, what, stream, error);
+  }
+  dhp_session_end(&session);
+  return status;
+}

@@ -1,0 +1,39 @@
+/*
+ * params.h - what the host and a backward kernel agree on: the launch parameters and the shared memory plan.
+ *
+ * A CTA *owns* rows of one side of the scores, keys (for dk, dv) or queries (for dq), and *walks* tiles of the other.
+ */
+#ifndef DHP_BACKWARD_PARAMS_H
+#define DHP_BACKWARD_PARAMS_H
+
+#include <stdint.h>
+
+enum {
+  DHP_BWD_ALIGN = 1024 /* the 128-byte swizzle repeats every 1024 bytes; CUDA aligns shared memory to 16 */
+};
+
+/* All public: shape, strides, flags, and where the results go. q, k, v and grad_out travel as tensor maps. */
+typedef struct dhp_bwd_params {
+  void *from_ds, *from_p;                       /* dk or dq; dv. Like k, q, v; 16-byte aligned rows; null: unwanted */
+  int64_t from_ds_stride[3], from_p_stride[3];  /* of batch, head and row, in elements */
+  const float *statistics;                      /* [batch heads][pairs][4], see ../delta/params.h */
+  int32_t pairs;                                /* of query rows, in a head */
+  int32_t heads, own_heads, heads_per_key_head; /* heads: of queries; own_heads: of the owned side */
+  int32_t seqlen_q, seqlen_k;                   /* seqlen_k: without the keys that no query sees */
+  int32_t own_rows, own_tiles;                  /* of one head: rows of the owned side, CTAs */
+  int32_t head_dim;
+  int32_t is_causal, causal_offset; /* offset clamped to [-seqlen_q, seqlen_k] */
+  float scale, scale_log2;          /* scale_log2: times log2(e) */
+  uint32_t zero;                    /* 0, which the compiler must not know: see mbarrier_wait in ptx.cuh */
+} dhp_bwd_params;
+
+/*
+ * Dynamic shared memory of one CTA in bytes: the owned rows of the tensor of S and, with dS, of that of dP; stages of a
+ * tile of two tensors and two floats for each of its rows; an 8-byte mbarrier for the owned rows and for each stage. A
+ * macro because it initialises a constant table.
+ */
+#define DHP_BWD_SHARED_BYTES(head_dim, tile_k, warpgroups, rows, stages, owns_keys, with_ds, with_p) \
+  (DHP_BWD_ALIGN + (1 + (with_ds)) * (warpgroups) * (rows) * (head_dim) * 2 +                        \
+   2 * (stages) * (tile_k) * (head_dim) * 2 + (stages) * (tile_k) * 8 + 8 * (1 + (stages)))
+
+#endif

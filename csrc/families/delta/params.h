@@ -1,0 +1,24 @@
+/* params.h - what the host and the kernel of delta agree on. All public. */
+#ifndef DHP_DELTA_PARAMS_H
+#define DHP_DELTA_PARAMS_H
+
+#include <stdint.h>
+
+/*
+ * statistics is [batch heads][pairs][4]: for each two query rows their lse in base 2, then their deltas, in the order
+ * in which the backward reads them. Of an odd number of rows the last one's neighbour is written as 0.
+ */
+typedef struct dhp_delta_params {
+  const void *out, *grad_out;                /* [batch, heads, seqlen_q, head_dim], 16-byte aligned rows */
+  int64_t out_stride[3], grad_out_stride[3]; /* of batch, head and row, in elements */
+  const float *lse, *grad_lse;               /* [batch, heads, seqlen_q]; grad_lse: any floats if has_grad_lse is 0 */
+  float *statistics;
+  int32_t heads, seqlen_q, head_dim;
+  int32_t pairs, tiles;  /* of one head: pairs of rows; CTAs */
+  uint32_t has_grad_lse; /* all ones, or 0 */
+} dhp_delta_params;
+
+/* No shared memory; a macro of all families has these parameters. */
+#define DHP_DELTA_SHARED_BYTES(head_dim, tile_k, warpgroups, rows, stages) 0
+
+#endif

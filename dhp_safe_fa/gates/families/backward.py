@@ -1,0 +1,92 @@
+"""The backward under test: a kernel computes "dk dv", "dk", "dv" or "dq", and a call asks for no more than that.
+
+The kernels of a call share a stream with `delta`, which comes first. What is counted and timed is told apart by the
+name of the function in the cubin, so a call may launch each function once only.
+"""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from dhp_safe_fa import _inspect
+
+from .. import gradients
+from ..bitwise.key_rows import gradient_ways
+from ..inputs import Inputs, Shape
+from ..subjects import Subject
+from ..tools import NotRun
+from .forward import shapes_that
+
+GRADIENTS = ("dq", "dk", "dv")
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call of the operator that computes some of GRADIENTS. The inputs are those of gradients.py."""
+
+    outputs: tuple[str, ...]
+
+    def attend(self, inputs: Inputs, is_causal: bool) -> Inputs:
+        return self._gradients(inputs, is_causal, 0)
+
+    def attend_offset(self, inputs: Inputs, causal_offset: int) -> Inputs:
+        return self._gradients(inputs, True, causal_offset)
+
+    def _gradients(self, inputs: Inputs, is_causal: bool, causal_offset: int) -> Inputs:
+        q, k, v, out, lse, grad_out = inputs
+        needs = {f"need_{name}": name in self.outputs for name in GRADIENTS}
+        found = torch.ops.dhp.attention_backward(
+            grad_out, q, k, v, out, lse, is_causal, causal_offset=causal_offset, **needs
+        )
+        return tuple(gradient for name, gradient in zip(GRADIENTS, found, strict=True) if name in self.outputs)
+
+    def launches(self, shape: Shape) -> list[str]:
+        """Names of the kernels that a call of this shape launches, in order."""
+        needs = {f"need_{name}": name in self.outputs for name in GRADIENTS}
+        plan = _inspect.plan_backward(shape.q, shape.k, shape.dtype, shape.is_causal, 0, **needs)
+        return [str(launch["kernel"]) for launch in plan]
+
+
+def parts_of(kernel: dict[str, Any]) -> tuple[str, ...]:
+    """The gradients that a kernel computes."""
+    return tuple(str(kernel["part"]).split())
+
+
+def subject_of(kernel: dict[str, Any], call: Call) -> Subject:
+    """The kernel as a part of that call. NotRun if no shape was found on which the call launches it, and its function
+    only once."""
+    name, entry = str(kernel["name"]), str(kernel["entry"])
+    entries = {one["name"]: one["entry"] for one in _inspect.kernels()}
+
+    def is_launched(shape: Shape) -> bool:
+        return [one for one in call.launches(shape) if entries[one] == entry] == [name]
+
+    return Subject(
+        name,
+        call.attend,
+        nullcontext,
+        (name,),
+        shapes_that(is_launched, kernel),
+        str(kernel["cubin_sha256"]),
+        call.attend_offset,
+        call.outputs,
+        gradient_ways,
+        gradients.make,
+        gradients.matched,
+        gradients.power,
+        gradients.CLASSES,
+        gradients.TESTED,
+        gradients.ROW_CLASSES,
+        entry,
+    )
+
+
+def subject(kernel: dict[str, Any]) -> Subject:
+    outputs = parts_of(kernel)
+    if not outputs or set(outputs) - set(GRADIENTS):
+        raise NotRun(f"{kernel['name']}: computes '{kernel['part']}'; a call can ask for {', '.join(GRADIENTS)}")
+    return subject_of(kernel, Call(outputs))

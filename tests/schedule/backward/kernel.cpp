@@ -1,0 +1,68 @@
+/*
+ * kernel.cpp - compiles a backward kernel for the host, with its constants, and tells its model where things lie in
+ * shared memory. "attention_bwd.cu" is a copy that asks scheduled_walk in place of walk_of.
+ */
+#include "model.h"
+
+template <class Walk> static Walk scheduled_walk() {
+  const backward::Walk &is = backward::walk();
+  Walk w;
+  w.batch = is.batch;
+  w.own_head = is.own_head;
+  w.own_row = is.own_row;
+  w.head = is.head;
+  w.heads = is.heads;
+  w.start = is.start;
+  w.tiles = is.tiles;
+  w.masked = is.masked;
+  return w;
+}
+
+#include "attention_bwd.cu"
+
+Index blockIdx, gridDim; /* only walk_of reads them, and it is not called */
+/* Read, where the statistics of queries would be: zeros. All else goes by address alone. */
+alignas(16) char shared[DHP_BWD_SHARED_BYTES(HEAD_DIM, TILE_K, WARPGROUPS, ROWS, STAGES, OWNS_KEYS, WITH_DS, WITH_P)];
+/* The statistics of owned queries, in global memory. */
+static float of_rows[(size_t)backward::BATCHES * backward::HEADS * backward::ROWS_OF_HEAD * 2];
+
+extern const backward::Shape backward::shape = {
+    HEAD_DIM,
+    TILE_K,
+    WARPGROUPS,
+    ROWS,
+    STAGES,
+    OWNS_KEYS != 0,
+    WITH_DS != 0,
+    WITH_P != 0,
+    BOX_COLUMNS,
+    ROW_BYTES,
+    OWN_BOX_BYTES,
+    WALK_BOX_BYTES,
+    STATISTICS_BYTES,
+    DHP_BWD_ALIGN + SHARED_OWN_S,
+    DHP_BWD_ALIGN + SHARED_OWN_DP,
+    DHP_BWD_ALIGN + SHARED_WALK_S,
+    DHP_BWD_ALIGN + SHARED_WALK_DP,
+    DHP_BWD_ALIGN + SHARED_STATISTICS,
+    DHP_BWD_ALIGN + SHARED_BARRIERS,
+};
+
+void model::run_warp() {
+  dhp_bwd_params p = {};
+  p.from_ds = reinterpret_cast<void *>(backward::FROM_DS);
+  p.from_p = reinterpret_cast<void *>(backward::FROM_P);
+  for (int64_t *stride : {p.from_ds_stride, p.from_p_stride}) {
+    stride[0] = backward::BATCH_STRIDE;
+    stride[1] = backward::HEAD_STRIDE;
+    stride[2] = backward::ROW_STRIDE;
+  }
+  p.statistics = of_rows;
+  p.pairs = backward::ROWS_OF_HEAD / 2;
+  p.heads = p.own_heads = backward::HEADS;
+  p.seqlen_q = p.seqlen_k = p.own_rows = backward::ROWS_OF_HEAD;
+  p.head_dim = HEAD_DIM;
+  p.scale = p.scale_log2 = 1.f;
+  dhp_attention_bwd({backward::OWN_S}, {backward::OWN_DP}, {backward::WALK_S}, {backward::WALK_DP},
+                    {backward::STATISTICS}, p);
+}

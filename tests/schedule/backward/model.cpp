@@ -1,0 +1,172 @@
+/*
+ * model.cpp - what a backward CTA has to multiply and to store.
+ *
+ * Checked: every product reads its warpgroup's owned rows and the walked tile that comes next, S before dP, P walk_dp
+ * before dS walk_s; what a tile's statistics say is there until the step's last product ends; every tile of every
+ * walked head is visited; each row of each gradient is stored where it belongs, after all products. A warp that gave
+ * up stores NaN only.
+ *
+ * The lengths of a run: as many walked heads as there are, each of one tile less than the first length says, so that
+ * there are also CTAs that walk nothing.
+ */
+#include "model.h"
+
+#include <array>
+
+using namespace backward;
+
+namespace {
+
+enum Product { SCORES, DP, SUM_OF_P, SUM_OF_DS, PRODUCTS };
+
+enum {
+  ROWS_PER_STEP = 16,
+  STEP_COLUMNS = 16, /* of one step of S */
+  LANE_ROWS = 2,     /* owned rows of a lane, eight apart */
+  STORE_BLOCKS = 4   /* of eight columns, that a quad stores together */
+};
+
+/* How far a warp is: products committed, and 16-byte parts of rows stored. */
+struct Progress {
+  std::array<int, PRODUCTS> committed;
+  int stored;
+};
+
+Walk of_run;
+std::array<Progress, sim::MAX_WARPS> progress;
+sim::Rows stored_rows;
+
+Progress &mine() { return progress[(size_t)sim::warp_index()]; }
+
+int box_count() { return shape.head_dim / shape.box_columns; }
+int group() { return sim::warp_index() / sim::WARPS_PER_GROUP; }
+int steps() { return of_run.heads * of_run.tiles; }
+bool is_computed(int product) { return product == SCORES || (product == SUM_OF_P ? shape.with_p : shape.with_ds); }
+int gradients() { return (int)shape.with_ds + (int)shape.with_p; }
+
+/* Of two products that alternate, if both are computed, the one whose turn it is. */
+Product turn_of(Product first, Product second) {
+  const auto &committed = mine().committed;
+  if (!is_computed(first)) return second;
+  return is_computed(second) && committed[first] > committed[second] ? second : first;
+}
+
+int head_of(int step) { return of_run.head + step / of_run.tiles; }
+
+int row_of(int step) {
+  const int nth = step % of_run.tiles;
+  return (of_run.start + (shape.owns_keys ? nth : -nth)) * shape.tile;
+}
+
+sim::Tile walked(int tensor, int column, int step) {
+  return {tensor, column, row_of(step), head_of(step), of_run.batch};
+}
+
+void require_all_committed(const char *otherwise) {
+  for (int product = 0; product < PRODUCTS; product++)
+    sim::require(mine().committed[(size_t)product] == (is_computed(product) ? steps() : 0), otherwise);
+}
+
+} // namespace
+
+const Walk &backward::walk() { return of_run; }
+
+sim::Layout model::begin(const std::vector<int> &lengths, std::mt19937 &rng) {
+  Walk &w = of_run;
+  w.tiles = lengths[0] - 1;
+  w.heads = shape.owns_keys ? (int)lengths.size() : 1;
+  w.masked = (int)(rng() % (unsigned)(w.tiles + 1));
+  w.start = shape.owns_keys ? (int)(rng() % 3) : w.tiles - 1;
+  w.batch = (int)(rng() % BATCHES);
+  w.own_head = 3 + (int)(rng() % 3);
+  w.head = 7 + (int)(rng() % 3);
+  w.own_row = (int)(rng() % 3) * shape.warpgroups * shape.rows;
+  progress.fill({});
+  stored_rows = {0, 0};
+  sim::Layout layout;
+  layout.warps = shape.warpgroups * sim::WARPS_PER_GROUP;
+  layout.barriers = shape.barriers;
+  layout.mbarriers = 1 + shape.stages;
+  layout.waits_for_nothing = true;
+  layout.mbarriers_order = true; /* a warpgroup that only arrives at FINISHED is held back by the loads it waits for */
+  const int own = shape.warpgroups * box_count(), walked = shape.stages * box_count();
+  layout.boxes = {{shape.own_s, own, shape.own_box_bytes},
+                  {shape.walk_s, walked, shape.walk_box_bytes},
+                  {shape.walk_dp, walked, shape.walk_box_bytes},
+                  {shape.statistics, shape.stages, shape.statistics_bytes}};
+  if (shape.with_ds) layout.boxes.push_back({shape.own_dp, own, shape.own_box_bytes});
+  return layout;
+}
+
+/* The owned rows of all warpgroups, and the stages. */
+bool model::waits_for(int, int) { return true; }
+
+bool model::waits_twice(int) { return false; }
+
+void model::commit(int product, int steps_of_product) {
+  const bool of_shared = product == SCORES || product == DP;
+  sim::require(steps_of_product == (of_shared ? shape.head_dim / STEP_COLUMNS : shape.tile / ROWS_PER_STEP),
+               "a product of too few or too many steps");
+  mine().committed[(size_t)product]++;
+}
+
+void model::end_warp() {
+  require_all_committed("walked tiles are left");
+  sim::require(mine().stored == LANE_ROWS * gradients() * shape.head_dim / (8 * STORE_BLOCKS), "rows are left");
+}
+
+sim::Rows model::rows() { return stored_rows; }
+
+void backward::multiply_scores(uint32_t own_descriptor, uint32_t walk_descriptor, int accumulate) {
+  const Product product = turn_of(SCORES, DP);
+  const int step = sim::step_of(product), at = mine().committed[product];
+  sim::require(at < steps(), "scores of more tiles than there are");
+  const int column = step * STEP_COLUMNS, in_box = column % shape.box_columns;
+  const uint32_t step_bytes = (uint32_t)(in_box * shape.row_bytes / shape.box_columns);
+  sim::require((accumulate != 0) == (step > 0), "S or dP begins with the sums before it, or loses its own");
+  sim::read(sim::address_of(own_descriptor) - step_bytes,
+            {product == SCORES ? OWN_S : OWN_DP, column - in_box, of_run.own_row + group() * shape.rows,
+             of_run.own_head, of_run.batch});
+  sim::read(sim::address_of(walk_descriptor) - step_bytes,
+            walked(product == SCORES ? WALK_S : WALK_DP, column - in_box, at));
+}
+
+void backward::multiply_gradient(uint32_t walk_descriptor, int accumulate) {
+  const Product product = turn_of(SUM_OF_P, SUM_OF_DS);
+  const int step = sim::step_of(product), at = mine().committed[product];
+  sim::require(at < mine().committed[product == SUM_OF_P ? SCORES : DP], "a sum over a tile that has no scores yet");
+  sim::require(accumulate != 0, "a gradient loses its sums");
+  const int tensor = product == SUM_OF_P ? WALK_DP : WALK_S;
+  const uint32_t first = sim::address_of(walk_descriptor) - (uint32_t)(step * ROWS_PER_STEP * shape.row_bytes);
+  for (int i = 0; i < box_count(); i++)
+    sim::read(first + (uint32_t)i * sim::leading_bytes_of(walk_descriptor), walked(tensor, i * shape.box_columns, at));
+  const bool is_last = product == SUM_OF_DS || !shape.with_ds;
+  if (!shape.owns_keys || !is_last || step > 0) return;
+  const uint32_t tiles = tensor == WALK_S ? shape.walk_s : shape.walk_dp;
+  const uint32_t index = (first - tiles) / ((uint32_t)box_count() * shape.walk_box_bytes);
+  sim::read(shape.statistics + index * shape.statistics_bytes,
+            {STATISTICS, 2 * row_of(at), of_run.batch * HEADS + head_of(at), 0, 0});
+}
+
+void model::store_row(const void *to, const uint32_t *four_words) {
+  sim::require(sim::launches_have_ended(), "a store before the launches before have ended");
+  sim::require(sim::products_have_ended(), "a store before its product has ended");
+  require_all_committed("a store before the end of the walk");
+  const int parts = shape.head_dim / (8 * STORE_BLOCKS), nth = mine().stored++;
+  const int part = nth % parts, gradient = nth / parts % gradients(), lane_row = nth / parts / gradients();
+  const int warp = sim::warp_index() % sim::WARPS_PER_GROUP;
+  const int64_t row = of_run.own_row + group() * shape.rows + warp * 16 + lane_row * 8; /* lane 0's */
+  const int64_t element = of_run.batch * BATCH_STRIDE + of_run.own_head * HEAD_STRIDE + row * ROW_STRIDE;
+  const uintptr_t tensor = shape.with_ds && gradient == 0 ? FROM_DS : FROM_P;
+  sim::require(reinterpret_cast<uintptr_t>(to) ==
+                   tensor + 2 * (uintptr_t)element + (uintptr_t)(part * STORE_BLOCKS * 16),
+               "a row is stored elsewhere");
+  const uint32_t all_nan = sim::NAN_ELEMENT << 16 | sim::NAN_ELEMENT;
+  for (int i = 0; i < 4; i++)
+    sim::require(four_words[i] == (sim::has_timed_out() ? all_nan : 0),
+                 "a gradient is NaN without a time-out, or a number after one");
+  stored_rows.stored += part == 0;
+  stored_rows.poisoned += part == 0 && sim::has_timed_out();
+}
+
+void model::store_number(const float *, float) { sim::require(false, "a number is stored"); }

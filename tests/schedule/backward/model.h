@@ -1,0 +1,38 @@
+/* model.h - what the backward's compiled kernels and their model know of each other. */
+#ifndef SCHEDULE_BACKWARD_MODEL_H
+#define SCHEDULE_BACKWARD_MODEL_H
+
+#include "../simulator.h"
+
+namespace backward {
+
+enum Tensor { OWN_S, OWN_DP, WALK_S, WALK_DP, STATISTICS };
+
+/* What the CTA owns, and what it walks: as in walk.cuh. */
+struct Walk {
+  int batch, own_head, own_row, head, heads, start, tiles, masked;
+};
+const Walk &walk();
+
+/* The constants of one kernel. rows: owned rows of a warpgroup; tile: rows of a walked tile. */
+struct Shape {
+  int head_dim, tile, warpgroups, rows, stages;
+  bool owns_keys, with_ds, with_p;
+  int box_columns, row_bytes;
+  uint32_t own_box_bytes, walk_box_bytes, statistics_bytes;
+  uint32_t own_s, own_dp, walk_s, walk_dp, statistics, barriers; /* shared addresses */
+};
+extern const Shape shape;
+
+enum { HEADS = 32, BATCHES = 4, ROWS_OF_HEAD = 1 << 10 }; /* of the tensors that the simulated CTA works on */
+
+/* Where a gradient's row goes: addresses only, nothing is stored. In elements, which are 2 bytes. */
+enum : int64_t { BATCH_STRIDE = 1 << 28, HEAD_STRIDE = 1 << 22, ROW_STRIDE = 1 << 10 };
+enum : uintptr_t { FROM_DS = (uintptr_t)1 << 40, FROM_P = (uintptr_t)1 << 41 };
+
+void multiply_scores(uint32_t own_descriptor, uint32_t walk_descriptor, int accumulate);
+void multiply_gradient(uint32_t walk_descriptor, int accumulate);
+
+} // namespace backward
+
+#endif

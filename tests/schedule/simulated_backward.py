@@ -1,0 +1,53 @@
+"""The backward in the simulator: how it is told what it walks, and mistakes that must be found."""
+
+from __future__ import annotations
+
+from simulated import Mutation, Simulated
+
+MUTATIONS = (
+    Mutation(
+        "finished_without_stage",
+        (
+            ("done + 1 < steps), FINISHED + at.index,", "done + 1 < steps), FINISHED,"),
+            ("FINISHED + (SPARE ? before : at.index),", "FINISHED,"),
+        ),
+    ),
+    Mutation(
+        "asked_for_before_all_have_finished",
+        (("bar_sync(is_last_group && (!SPARE || done > 0), FINISHED", "bar_sync(0, FINISHED"),),
+    ),
+    Mutation("asked_for_before_it_has_finished", (("wgmma_wait(WITH_DS); ", "wgmma_wait(WITH_DS + 2); "),)),
+    Mutation("asked_for_into_the_stage_at_work", (("base, freed, &w,", "base, freed * 0 + at.index, &w,"),)),
+    Mutation("asked_for_a_step_too_early", (("freed = SPARE ? index_before(before) : before;", "freed = before;"),)),
+    Mutation("more_asked_for_than_there_is", (("load_tile(next.head < w.heads && arrived,", "load_tile(arrived,"),)),
+    Mutation("arrives_once_more_than_is_met", (("(!SPARE || done + 1 < steps)", "1"),)),
+    Mutation("statistics_not_announced", (("WALK_BYTES + (statistics ? STATISTICS_BYTES : 0)", "WALK_BYTES"),)),
+    Mutation("statistics_of_another_row", (("2 * row, w->batch * heads + head", "row, w->batch * heads + head"),)),
+    Mutation("arrivals_of_one_warpgroup", (("i == 0 ? WARPGROUPS : LOADERS", "i == 0 ? 1 : LOADERS"),)),
+    Mutation("the_other_way_along_a_head", (("(w->start + FORWARDS * at.tile)", "(w->start - FORWARDS * at.tile)"),)),
+    Mutation("own_rows_of_the_first_warpgroup", (("int row = w->own_row + group * ROWS;", "int row = w->own_row;"),)),
+    Mutation("the_next_tile_is_not_awaited", (("after.parity ^ (uint32_t)(done + 1 == steps)", "after.parity ^ 1u"),)),
+    Mutation("waits_in_vain_after_the_last_step", (("(uint32_t)(done + 1 == steps)", "0u"),)),
+    Mutation("waits_in_vain_for_nothing", (("steps > 0 ? 0 : 1, p.zero", "0, p.zero"),)),
+    Mutation("stored_before_the_end", (("  wgmma_wait(0);\n", ""),)),
+    Mutation("loads_after_a_time_out", (("next.head < w.heads && arrived,", "next.head < w.heads,"),), time_outs=True),
+    Mutation(
+        "runs_ahead_after_a_time_out",
+        (
+            ("bar_arrive(is_last_group && next.head < w.heads, LOADED", "bar_arrive(0, LOADED"),
+            (
+                "bar_sync(!is_last_group && done + 1 < steps && done + 1 >= STAGES - 1 - SPARE, LOADED",
+                "bar_sync(0, LOADED",
+            ),
+        ),
+        time_outs=True,
+    ),
+    Mutation("rows_not_poisoned", (("poison = arrived ? 0.f : NAN;", "poison = 0.f;"),), time_outs=True),
+)
+
+BACKWARD = Simulated(
+    name="backward",
+    scheduled=(("const walk w = walk_of(&p);", "const walk w = scheduled_walk<walk>();"),),
+    tiles_and_steps=((3, 5), (1, 12)),
+    mutations=MUTATIONS,
+)
