@@ -324,7 +324,6 @@ TRAINING: dict[str, Callable[[Tensor], Any]] = {
 @block_or_setting
 @pytest.mark.parametrize("how", TRAINING)
 def test_training(q: Tensor, how: str, setting: bool) -> None:
-    """Served both ways, whatever runs the backward pass."""
     with torch.enable_grad():
         want, leaf = gradient_of_attention(q), q.clone().requires_grad_()
         with secured(setting):
