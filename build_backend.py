@@ -37,7 +37,7 @@ __all__ = [
     "prepare_metadata_for_build_wheel",
 ]
 
-OLDEST_TORCH = (2, 10)  # the first whose stable ABI has all that csrc/torch/ops.cpp calls
+OLDEST_TORCH = (2, 10)  # the first whose stable ABI has all that csrc/torch calls
 REQUIREMENT = "torch>=2.10"
 
 

@@ -71,7 +71,8 @@ def _mapped(name: str, operator: Any, transform: Any, arguments: Iterable[tuple[
     level, size = transform.level(), transform.batch_size()
 
     def unwrap(argument: Any) -> Any:
-        return torch._C._functorch._unwrap_batched(argument, level) if isinstance(argument, Tensor) else (argument, None)
+        is_tensor = isinstance(argument, Tensor)
+        return torch._C._functorch._unwrap_batched(argument, level) if is_tensor else (argument, None)
 
     unwrapped = [(*unwrap(argument), rank) for argument, rank in arguments]
     with transform.lower():
