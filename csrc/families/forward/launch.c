@@ -24,10 +24,9 @@ static int log2_of(int power) {
  * cache) cannot meet a probability of 0. Without a single key the kernel still visits one tile, wholly masked: any
  * readable tensor serves as k and v.
  */
-static dhp_status encode_maps(const dhp_session *session, const dhp_attention *args, const dhp_plan *plan, int rows,
-                              dhp_tensor_map maps[3], dhp_error *error) {
-  const dhp_mask mask = dhp_mask_of(args);
-  const int64_t seen = dhp_mask_keys_seen(&mask), length = seen > 0 ? seen : 1;
+static dhp_status encode_maps(const dhp_session *session, const dhp_attention *args, const dhp_mask *mask,
+                              const dhp_plan *plan, int rows, dhp_tensor_map maps[3], dhp_error *error) {
+  const int64_t seen = dhp_mask_keys_seen(mask), length = seen > 0 ? seen : 1;
   const dhp_tensor *const k = seen > 0 ? &args->k : &args->q, *const v = seen > 0 ? &args->v : &args->q;
   const int tile_k = plan->kernel->tile_k;
   dhp_status status =
@@ -37,8 +36,7 @@ static dhp_status encode_maps(const dhp_session *session, const dhp_attention *a
   return status;
 }
 
-static dhp_fwd_params params_of(const dhp_attention *args, const dhp_plan *plan, int rows) {
-  const dhp_mask mask = dhp_mask_of(args);
+static dhp_fwd_params params_of(const dhp_attention *args, const dhp_mask *mask, const dhp_plan *plan, int rows) {
   /* not 0: a masked score is -inf, and -inf times 0 is NaN */
   const float scale_log2 = fmaxf((float)((double)(float)args->scale * LOG2_E), FLT_MIN);
   int exponent;
@@ -51,10 +49,10 @@ static dhp_fwd_params params_of(const dhp_attention *args, const dhp_plan *plan,
       .heads = (int32_t)args->q.size[1],
       .heads_per_key_head = (int32_t)(args->q.size[1] / args->k.size[1]),
       .seqlen_q = (int32_t)args->q.size[2],
-      .seqlen_k = (int32_t)dhp_mask_keys_seen(&mask),
+      .seqlen_k = (int32_t)dhp_mask_keys_seen(mask),
       .head_dim = (int32_t)args->q.size[3],
       .is_causal = args->is_causal != 0,
-      .causal_offset = (int32_t)mask.highest,
+      .causal_offset = (int32_t)mask->highest,
       .log2_rows = log2_of(rows),
       .scale = (float)args->scale,
       .scale_log2 = scale_log2,
@@ -73,9 +71,10 @@ dhp_status dhp_forward_launch(const dhp_attention *args, const dhp_plan *plan, i
   if (status != DHP_OK) return status;
   const int rows = plan->kernel->rows / plan->heads_per_tile; /* of one head, in a warpgroup */
   dhp_tensor_map maps[3];
-  status = encode_maps(&session, args, plan, rows, maps, error);
+  const dhp_mask mask = dhp_mask_of(args);
+  status = encode_maps(&session, args, &mask, plan, rows, maps, error);
   if (status == DHP_OK) {
-    dhp_fwd_params params = params_of(args, plan, rows);
+    dhp_fwd_params params = params_of(args, &mask, plan, rows);
     void *arguments[] = {&maps[0], &maps[1], &maps[2], &params};
     /* A larger launch would be spread unevenly over multiprocessors that are still partly taken. */
     const int may_overlap = plan->grid <= DHP_MULTIPROCESSORS;

@@ -67,26 +67,25 @@ static sharing share(const dhp_attention *args, const dhp_kernel_info *kernel) {
  * About how many cycles the launch takes: rounds of CTAs, times steps of a query tile, times the cycles of a step. A
  * multiprocessor with room for more CTAs than there are takes fewer cycles a step.
  */
-static double cost_of(const dhp_attention *args, const dhp_kernel_info *kernel) {
+static double cost_of(const dhp_attention *args, const dhp_mask *mask, const dhp_kernel_info *kernel) {
   const sharing by = share(args, kernel);
   const int64_t tiles = by.groups * by.q_tiles, at_a_time = (int64_t)DHP_MULTIPROCESSORS * kernel->ctas_per_sm;
   const int64_t rounds = tiles <= at_a_time ? 1 : ceil_div(tiles, at_a_time);
   const double per_sm = (double)tiles / DHP_MULTIPROCESSORS;
   const double together = per_sm <= 1. ? 1. : per_sm < kernel->ctas_per_sm ? per_sm : kernel->ctas_per_sm;
   const double crowd = rounds > 1 ? 1. : (1. + together) / (1. + kernel->ctas_per_sm);
-  const dhp_mask mask = dhp_mask_of(args);
-  const double all = (double)dhp_mask_keys_seen(&mask), seen = args->is_causal ? (all + kernel->tile_q) / 2. : all;
+  const double all = (double)dhp_mask_keys_seen(mask), seen = args->is_causal ? (all + kernel->tile_q) / 2. : all;
   const double steps = seen / kernel->tile_k + (kernel->ctas_per_sm > 1 ? ENDS_FILLED : ENDS_ALONE);
   return (double)rounds * crowd * steps * kernel->step_cycles;
 }
 
-static const dhp_kernel_info *choose_kernel(const dhp_attention *args, int head_dim) {
+static const dhp_kernel_info *choose_kernel(const dhp_attention *args, const dhp_mask *mask, int head_dim) {
   const dhp_kernel_info *best = NULL;
   double lowest = 0.;
   for (int i = 0; i < dhp_family_forward.count; i++) {
     const dhp_kernel_info *const kernel = &dhp_family_forward.kernels[i];
     if (kernel->dtype != args->q.dtype || kernel->head_dim != head_dim) continue;
-    const double cost = cost_of(args, kernel);
+    const double cost = cost_of(args, mask, kernel);
     if (best && cost >= lowest) continue;
     best = kernel;
     lowest = cost;
@@ -144,7 +143,7 @@ dhp_status dhp_plan_attention(const dhp_attention *args, dhp_plan *plan, dhp_err
                     "q: %lld heads in the batch of %lld tiles of %d rows; supported on CUDA: up to %d tiles in all",
                     (long long)(q[0] * q[1]), (long long)ceil_div(q[2], rows), rows, MAX_ITEMS);
 
-  const dhp_kernel_info *const kernel = choose_kernel(args, head_dim);
+  const dhp_kernel_info *const kernel = choose_kernel(args, &mask, head_dim);
   const sharing by = share(args, kernel);
   plan->kernel = kernel;
   plan->heads_per_tile = by.heads_per_tile;

@@ -8,8 +8,7 @@ extern "C" __global__ void leak(const float *secret, float *out) {
   float *alias = (float *)written_table;
   asm volatile("" : "+l"(alias)); // the compiler would trap where it knows that this is constant memory
   float x = secret[threadIdx.x];
-  if (blockIdx.y == 65534)
-    alias[threadIdx.x] = x;
+  if (blockIdx.y == 65534) alias[threadIdx.x] = x;
   __syncthreads();
   out[(int)written_table[blockIdx.x & 127] & 127] = 1.f;
 }
