@@ -158,7 +158,7 @@ static void query_gradient(const dhp_cpu_gradient_rows *rows, dhp_cpu_scratch *s
     differentiate(scratch, queries, n, IN_LANES, 1);
     add_values(&dq, &keys, count, width);
   }
-  write_gradient(rows, &args->dq, scratch->out, forward->scale, scratch);
+  write_gradient(rows, &args->dq, scratch->out, (float)forward->scale, scratch);
 }
 
 /* ---- gradients of keys ------------------------------------------------------------------------------------------ */
@@ -195,7 +195,7 @@ static void key_gradients(const dhp_cpu_gradient_rows *rows, dhp_cpu_scratch *sc
       }
       if (args->dv.data) add_values(&dv, &queries, count, width);
     }
-  if (args->dk.data) write_gradient(rows, &args->dk, scratch->out, forward->scale, scratch);
+  if (args->dk.data) write_gradient(rows, &args->dk, scratch->out, (float)forward->scale, scratch);
   if (args->dv.data) write_gradient(rows, &args->dv, scratch->dv, 1.f, scratch);
 }
 
