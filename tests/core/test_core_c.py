@@ -80,6 +80,7 @@ def test_values(core: list[Path], tmp_path: Path, session_seed: int) -> None:
     assert run(program, str(session_seed)).returncode == 0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "options",
     [["-O3", "-ffp-contract=fast", TAKEN_APART], ["-O2", *SANITIZERS]],
@@ -100,6 +101,7 @@ def ctgrind(core: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
     return compile_c(tmp_path_factory.mktemp("ctgrind") / "ctgrind", [C / "ctgrind.c", *core], "-O3")
 
 
+@pytest.mark.long
 def test_no_branch_or_address_depends_on_a_secret(ctgrind: Path) -> None:
     result = run(*VALGRIND, ctgrind)
     assert result.returncode == 0
@@ -122,6 +124,7 @@ def steptrace(core: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Pat
     return program
 
 
+@pytest.mark.long
 def test_same_instructions_and_registers_on_all_data(steptrace: Path) -> None:
     result = run(steptrace)
     assert result.returncode == 0

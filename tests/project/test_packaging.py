@@ -100,10 +100,12 @@ def cpu_wheel(sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Pa
     return wheel, result.stderr
 
 
+@pytest.mark.long
 def test_build_without_nvcc_says_so(cpu_wheel: tuple[Path, str]) -> None:
     assert "nvcc was not found (CUDA_HOME, else PATH): building CPU-only" in cpu_wheel[1]
 
 
+@pytest.mark.long
 def test_wheel_holds_what_it_should(cpu_wheel: tuple[Path, str]) -> None:
     assert cpu_wheel[0].name.startswith(f"dhp_safe_fa-{dhp_safe_fa.__version__}-")
     assert not check_wheel.check(cpu_wheel[0], has_kernels=False)
@@ -112,6 +114,7 @@ def test_wheel_holds_what_it_should(cpu_wheel: tuple[Path, str]) -> None:
         assert wheel.read(packaged) == (ROOT / "audits" / "evidence.json").read_bytes()
 
 
+@pytest.mark.long
 def test_wheel_works_without_compiler(cpu_wheel: tuple[Path, str], tmp_path: Path) -> None:
     with zipfile.ZipFile(cpu_wheel[0]) as wheel:
         wheel.extractall(tmp_path)

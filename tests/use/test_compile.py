@@ -65,6 +65,7 @@ def test_compile_with_offset_from_shapes(device: str, rng: torch.Generator, fres
             assert same_bits(got, want)
 
 
+@pytest.mark.long
 @torch_jit_is_deprecated
 @pytest.mark.parametrize("layout", ["transposed_bshd", "every_second_column", "columns_outermost"])
 def test_compile_keeps_strides(device: str, rng: torch.Generator, layout: str, fresh_compiler: None) -> None:

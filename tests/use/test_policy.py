@@ -502,6 +502,7 @@ print(*(torch.equal(out, each) for each in want), counted)
 SETTING = "contextlib.nullcontext(dhp_safe_fa.set_policy('{name}'))"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["secure", "hybrid", "audit"])
 @pytest.mark.parametrize("setting", [False, True], ids=["block", "setting"])
 def test_first_compilation_of_a_process(name: str, setting: bool) -> None:

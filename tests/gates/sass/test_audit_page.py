@@ -35,6 +35,7 @@ def test_page_has_commands_and_output() -> None:
     assert sum(len(output) for _, output in steps()) > 8
 
 
+@pytest.mark.long
 def test_commands_print_what_the_page_says(tmp_path: Path) -> None:
     nvcc = controls.find_nvcc()
     if nvcc is None or "13.0" not in tools.nvcc_version(nvcc):

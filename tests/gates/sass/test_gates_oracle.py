@@ -19,6 +19,8 @@ from dhp_safe_fa.gates.sass.isa import effects, memory, opcodes, widths
 
 LARGEST = "90a"  # the target that has every instruction
 
+pytestmark = pytest.mark.long  # the family takes ptxas and the disassembler some 20 s a target
+
 
 def family(target: str, folder: Path) -> list[Marked]:
     """Machine code of the family, each form a few times."""
@@ -61,7 +63,6 @@ def test_family(largest: list[Marked]) -> None:
     assert len({one.instruction.opcode for one in largest}) > 800
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("target", [target for target in TARGETS if target != LARGEST])
 def test_family_of_other_targets(nvdisasm: None, target: str, tmp_path: Path) -> None:
     instructions = family(target, tmp_path)
