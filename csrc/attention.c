@@ -7,6 +7,7 @@
 
 #include "check.h"
 #include "cpu/attention_cpu.h"
+#include "cuda/layout.h"
 #include "error.h"
 #include "families/forward/launch.h"
 #include "kernels/kernel_table.h"
@@ -34,17 +35,13 @@ dhp_status dhp_attention_cpu(const dhp_attention *args, const dhp_executor *exec
 
 dhp_status dhp_attention_cuda(const dhp_attention *args, int device, void *stream, dhp_error *error) {
   dhp_plan plan;
-  const dhp_status status = dhp_plan_attention(args, &plan, error);
+  dhp_status status = dhp_plan_attention(args, &plan, error);
   if (status != DHP_OK || !plan.kernel) return status;
 
   const char *const names[] = {"q", "k", "v", "out"};
   const dhp_tensor *const tensors[] = {&args->q, &args->k, &args->v, &args->out};
-  for (int i = 0; i < 4; i++)
-    if (!dhp_cuda_layout_supported(tensors[i]))
-      return dhp_fail(
-          error, DHP_INVALID_ARGUMENT,
-          "%s: data must be 16-byte aligned and strides positive multiples of 16 bytes; pass a contiguous copy",
-          names[i]);
+  status = dhp_cuda_check_layouts(names, tensors, sizeof tensors / sizeof *tensors, error);
+  if (status != DHP_OK) return status;
   return dhp_forward_launch(args, &plan, device, stream, error);
 }
 

@@ -5,7 +5,7 @@
  */
 #include "check.h"
 #include "cpu/backward/backward_cpu.h"
-#include "error.h"
+#include "cuda/layout.h"
 #include "families/backward/launch.h"
 
 dhp_status dhp_backward_check(const dhp_backward *args, int on_cuda, dhp_error *error) {
@@ -24,18 +24,16 @@ dhp_status dhp_backward_cpu(const dhp_backward *args, const dhp_executor *execut
 
 dhp_status dhp_backward_cuda(const dhp_backward *args, int device, void *stream, dhp_error *error) {
   dhp_backward_plan plan;
-  const dhp_status status = dhp_plan_backward(args, &plan, error);
+  dhp_status status = dhp_plan_backward(args, &plan, error);
   if (status != DHP_OK || plan.count == 0) return status;
 
   const dhp_attention *const forward = &args->forward;
   const char *const names[] = {"q", "k", "v", "out", "grad_out", "dq", "dk", "dv"};
+  const dhp_tensor *const dq = args->dq.data ? &args->dq : NULL, *const dk = args->dk.data ? &args->dk : NULL;
+  const dhp_tensor *const dv = args->dv.data ? &args->dv : NULL;
   const dhp_tensor *const tensors[] = {&forward->q,     &forward->k, &forward->v, &forward->out,
-                                       &args->grad_out, &args->dq,   &args->dk,   &args->dv};
-  for (int i = 0; i < 8; i++)
-    if (tensors[i]->data && !dhp_cuda_layout_supported(tensors[i]))
-      return dhp_fail(
-          error, DHP_INVALID_ARGUMENT,
-          "%s: data must be 16-byte aligned and strides positive multiples of 16 bytes; pass a contiguous copy",
-          names[i]);
+                                       &args->grad_out, dq,          dk,          dv};
+  status = dhp_cuda_check_layouts(names, tensors, sizeof tensors / sizeof *tensors, error);
+  if (status != DHP_OK) return status;
   return dhp_backward_launch(args, &plan, device, stream, error);
 }

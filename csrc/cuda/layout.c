@@ -1,5 +1,7 @@
 /* layout.c - which tensors TMA can address in place (CUDA driver API, cuTensorMapEncodeTiled: alignment rules). */
-#include "../dhp_fa.h"
+#include "layout.h"
+
+#include "../error.h"
 
 enum {
   TMA_ALIGN_BYTES = 16,
@@ -19,4 +21,15 @@ int dhp_cuda_layout_supported(const dhp_tensor *tensor) {
     if (stride * ELEMENT_BYTES % TMA_ALIGN_BYTES != 0) return 0;
   }
   return 1;
+}
+
+dhp_status dhp_cuda_check_layouts(const char *const names[], const dhp_tensor *const tensors[], int count,
+                                  dhp_error *error) {
+  for (int i = 0; i < count; i++)
+    if (tensors[i] && !dhp_cuda_layout_supported(tensors[i]))
+      return dhp_fail(
+          error, DHP_INVALID_ARGUMENT,
+          "%s: data must be 16-byte aligned and strides positive multiples of 16 bytes; pass a contiguous copy",
+          names[i]);
+  return DHP_OK;
 }

@@ -1,4 +1,4 @@
-"""The backward family: fourteen kernels out of attention_bwd.cu. Why these shapes: docs/kernel.md."""
+"""The backward family: fourteen kernels out of attention_bwd.cu. Why these shapes: docs/kernel-backward.md."""
 
 from __future__ import annotations
 
