@@ -5,6 +5,7 @@ Docs: docs/gates-bitwise.md.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -42,6 +43,7 @@ def repeat_shape(subject: Subject, shape: Shape, extent: Extent) -> tuple[list[s
     """All classes of inputs repeated alone, then the normal one beside a load. Returns the differences, and for which
     part of the time the load was running."""
     problems = []
+    took_ms = 0.0  # a run on normal inputs, with all that goes with it
 
     def call_of(name: str) -> Callable[[], Outputs]:
         made = subject.make(name, shape, _SEED, "cuda")
@@ -51,9 +53,12 @@ def repeat_shape(subject: Subject, shape: Shape, extent: Extent) -> tuple[list[s
         for name in subject.classes:
             call = call_of(name)
             runs = extent.runs if name == "normal" else extent.class_runs
-            problems.append((name, repeat(call, subject.outputs, runs)))
+            began = time.perf_counter()
+            problems.append((name, repeat(call, subject.outputs, runs)))  # ends when the device has
+            if name == "normal":
+                took_ms = (time.perf_counter() - began) * 1e3 / runs
         call = call_of("normal")
-        load = Load()
+        load = Load(took_ms)
         problems.append(("normal, beside a load", repeat(call, subject.outputs, extent.runs, load)))
     return [f"{shape} {name}: {said}" for name, said in problems if said], load.busy_share()
 

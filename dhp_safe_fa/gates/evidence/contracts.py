@@ -18,7 +18,7 @@ from ..registry import BINDING, GATES
 GATE_OF = {contract: gate.name for gate in GATES for contract in gate.contracts}
 Now = Mapping[str, "str | None"]
 BEGIN, END = "<!-- evidence -->", "<!-- /evidence -->"
-_ROW = re.compile(r"^(\| (C\d) \|.*\|)[^|\n]*\|$", re.MULTILINE)
+_ROW = re.compile(r"^(\| (C\d+) \|.*\|)[^|\n]*\|$", re.MULTILINE)
 _LINE = re.compile(rf"(?<={re.escape(BEGIN)}\n).*?(?={re.escape(END)})", re.DOTALL)
 
 

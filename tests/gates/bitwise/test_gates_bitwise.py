@@ -354,12 +354,14 @@ def test_memory_that_was_not_poisoned_is_noticed(gpu: None) -> None:
 
 
 @pytest.mark.long
-def test_the_load_runs_beside(gpu: None) -> None:
-    load = bitwise_load.Load()
+@pytest.mark.parametrize("additions", [1, 20])  # 0.2 ms and 4 ms
+def test_the_load_runs_beside(gpu: None, additions: int) -> None:
+    load = bitwise_load.Load(0.2 * additions)
     x = torch.zeros(2**26, device="cuda")
     for _ in range(50):
         load()
-        x.add_(1)
+        for _ in range(additions):
+            x.add_(1)
     assert load.busy_share() > bitwise._LOAD_SHARE
 
 
