@@ -65,6 +65,8 @@ class Subject:
         row_classes: classes whose rows are computed again, and the class that is beside them.
         entry: name of the kernel that is under test where a call launches others beside it; empty: all of them are.
         why_not: why a shipped kernel cannot be run, which then has no shapes; else empty.
+        whole: the operator's whole call as a subject, for a gate that compares results, where the attributes above are
+            of one kernel among several; subjects of the same call have the same `kernels` in it.
     """
 
     name: str
@@ -84,6 +86,7 @@ class Subject:
     row_classes: Mapping[str, str] = field(default_factory=lambda: inputs.ROW_CLASSES)
     entry: str = ""
     why_not: str = ""
+    whole: Callable[[], Subject] | None = None
 
 
 def require_gpu() -> None:

@@ -71,6 +71,9 @@ def test_bitwise_repeats_every_class_and_names_every_output(monkeypatch: pytest.
         return ""
 
     class Load:
+        def __init__(self, milliseconds: float) -> None:
+            assert milliseconds >= 0
+
         def busy_share(self) -> float:
             return 1.0
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from .. import controls
 from ..inputs import Shape
@@ -115,11 +115,15 @@ def examine(
 
 
 def run(subjects: Sequence[Subject], quick: bool, progress: Progress) -> list[GateResult]:
-    """Controls, then all subjects. NotRun without a Hopper GPU."""
+    """Controls, then all subjects; kernels of the same call in one, and what is found there is found of each. NotRun
+    without a Hopper GPU."""
     require_gpu()
     require_shapes(subjects)
+    calls = {subject.name: subject.whole() if subject.whole else subject for subject in subjects}
+    wholes = {call.kernels or (call.name,): call for call in calls.values()}
+    require_shapes(wholes.values())
     extent = QUICK if quick else FULL
-    total = len(controls.load_controls().expects) + sum(len(subject.shapes) for subject in subjects)
+    total = len(controls.load_controls().expects) + sum(len(call.shapes) for call in wholes.values())
     done = 0
 
     def tell(text: str) -> None:
@@ -128,4 +132,6 @@ def run(subjects: Sequence[Subject], quick: bool, progress: Progress) -> list[Ga
         done = min(done + 1, total)
 
     outcomes = control_outcomes(extent.control_runs, tell)
-    return [examine(subject, extent, outcomes, tell) for subject in subjects]
+    found = {kernels: examine(call, extent, outcomes, tell) for kernels, call in wholes.items()}
+    of_call = {name: found[call.kernels or (call.name,)] for name, call in calls.items()}
+    return [replace(of_call[subject.name], subject=subject.name) for subject in subjects]

@@ -35,6 +35,7 @@ class PoisonedBlocks:
     """
 
     def __init__(self, outputs: Sequence[Tensor]) -> None:
+        torch.cuda.empty_cache()  # or a free block that something else left would be given to a call
         storages = [output.untyped_storage().nbytes() for output in outputs]  # an output may be a part of one
         self._sizes = [max(1, size) for size in storages] + [*_WORKSPACE_BYTES]
         self._filled: list[tuple[int, int]] = []  # address, bytes

@@ -7,7 +7,7 @@ name of the function in the cubin, so a call may launch each function once only.
 from __future__ import annotations
 
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -65,13 +65,24 @@ def subject_of(kernel: dict[str, Any], call: Call) -> Subject:
     def is_launched(shape: Shape) -> bool:
         return [one for one in call.launches(shape) if entries[one] == entry] == [name]
 
+    def whole() -> Subject:
+        every = Call(GRADIENTS)
+        shapes = shapes_that(lambda shape: name in every.launches(shape), kernel)
+        launched = tuple(dict.fromkeys(one for shape in shapes for one in every.launches(shape)))
+        return _subject(" ".join(launched), every, launched, shapes)
+
+    found = _subject(name, call, (name,), shapes_that(is_launched, kernel))
+    return replace(found, cubin_sha256=str(kernel["cubin_sha256"]), entry=entry, whole=whole)
+
+
+def _subject(name: str, call: Call, kernels: tuple[str, ...], shapes: tuple[Shape, ...]) -> Subject:
     return Subject(
         name,
         call.attend,
         nullcontext,
-        (name,),
-        shapes_that(is_launched, kernel),
-        str(kernel["cubin_sha256"]),
+        kernels,
+        shapes,
+        "",
         call.attend_offset,
         call.outputs,
         gradient_ways,
@@ -81,7 +92,6 @@ def subject_of(kernel: dict[str, Any], call: Call) -> Subject:
         gradients.CLASSES,
         gradients.TESTED,
         gradients.ROW_CLASSES,
-        entry,
     )
 
 
