@@ -10,6 +10,7 @@ import pytest
 import torch
 from bench_samples import BENCHMARKS, TINY, rendered, some_report, times
 
+import dhp_safe_fa
 import dhp_safe_fa.bench.__main__ as command
 from dhp_safe_fa.bench import Candidate, Case, Settings, WrongResult, anchors, measure
 from dhp_safe_fa.bench.directions import BACKWARD, FORWARD, TRAINING
@@ -78,7 +79,8 @@ def test_the_reference_is_autograds(sizes: tuple[Any, ...], chunk: int, monkeypa
 def judge(case: BackwardCase) -> tuple[GradientJudge, tuple[torch.Tensor, ...]]:
     inputs = drawn(case)
     right = expected(case, inputs)
-    return GradientJudge(case.dtype, (right[0], right[1], right[2])), right
+    true = (right[0], right[1], right[2])
+    return GradientJudge(case.dtype, true, true), right
 
 
 @pytest.mark.parametrize(("dtype", "limit"), [("float32", 2e-6), ("float16", 3.3e-4), ("bfloat16", 2.6e-3)])
@@ -103,6 +105,20 @@ def test_one_wrong_row_and_nan_are_wrong() -> None:
     assert "of one row of dk" in str(one.ours(wrong).wrong)
     wrong[1][1, 3, 17] = torch.nan
     assert "nan" in str(one.ours(wrong).wrong) and errors(right[1], wrong[1])[0] != errors(right[1], wrong[1])[0]
+
+
+def test_rows_are_judged_by_the_rounded_out_that_was_given() -> None:
+    """A row with one likely key has dP - delta near 0 there, so its dq is mostly what rounding did to out."""
+    case = BackwardCase(1, 8, 512, 64, True, "bfloat16")
+    q, k, v, _, _, grad_out = drawn(case)
+    q = 2 * q  # one likely key in most rows
+    out, lse = dhp_safe_fa.attention_lse(q, k, v, is_causal=True)
+    true, of_out = (gradients(q, k, v, grad_out, True, given) for given in (None, out))
+    found = torch.ops.dhp.attention_backward(grad_out, q, k, v, out, lse, True)
+    assert errors(true[0], found[0])[1] > 4 * errors(of_out[0], found[0])[1]
+    assert case.judge((q, k, v, out, lse, grad_out), torch.Generator()).ours(found).wrong is None
+    found[0][0, 3, 400] *= 1.03
+    assert "of one row of dq" in str(case.judge((q, k, v, out, lse, grad_out), torch.Generator()).ours(found).wrong)
 
 
 # ---- who is called ---------------------------------------------------------------------------------------------------

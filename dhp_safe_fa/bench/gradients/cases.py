@@ -67,8 +67,8 @@ class BackwardCase(Case):
         return call
 
     def judge(self, inputs: Inputs, generator: torch.Generator) -> reference.Judge:
-        q, k, v, *_, grad_out = inputs
-        return GradientJudge(self.dtype, gradients(q, k, v, grad_out, self.causal))
+        q, k, v, out, _, grad_out = inputs
+        return _judge(self, q, k, v, out, grad_out)
 
 
 class TrainingCase(BackwardCase):
@@ -99,7 +99,12 @@ class TrainingCase(BackwardCase):
 
     def judge(self, inputs: Inputs, generator: torch.Generator) -> reference.Judge:
         q, k, v, grad_out = (tensor.detach() for tensor in inputs)
-        return GradientJudge(self.dtype, gradients(q, k, v, grad_out, self.causal))
+        return _judge(self, q, k, v, dhp_safe_fa.attention(q, k, v, is_causal=self.causal), grad_out)
+
+
+def _judge(case: Case, q: Tensor, k: Tensor, v: Tensor, out: Tensor, grad_out: Tensor) -> reference.Judge:
+    true, of_out = (gradients(q, k, v, grad_out, case.causal, given) for given in (None, out))
+    return GradientJudge(case.dtype, true, of_out)
 
 
 def anchor_cases(dtypes: list[str] | None, device: str, quick: bool) -> list[Case]:

@@ -16,15 +16,19 @@ NAMES = ("dq", "dk", "dv")
 RELATIVE_ERROR = {"float32": 2e-6, "float16": 3.3e-4, "bfloat16": 2.6e-3}
 
 
-def gradients(q: Tensor, k: Tensor, v: Tensor, grad_out: Tensor, is_causal: bool) -> tuple[Tensor, Tensor, Tensor]:
+def gradients(
+    q: Tensor, k: Tensor, v: Tensor, grad_out: Tensor, is_causal: bool, out: Tensor | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
     """Those of softmax(q kᵀ / √D) v by q, k and v, in float64 on q's device, in q's, k's and v's shapes.
 
-    q and grad_out are [B, H, S, D]; k and v are [B, Hk, Sk, D], and each of their heads serves H / Hk neighbouring
-    heads of q.
+    q, grad_out and out are [B, H, S, D]; k and v are [B, Hk, Sk, D], and each of their heads serves H / Hk neighbouring
+    heads of q. out: what the forward rounded softmax(q kᵀ / √D) v to, if the gradients are to be those that follow from
+    it; None: exact.
     """
     (b, h, s, d), sk = q.shape, k.size(2)
     group, scale = h // k.size(1), d**-0.5
     queries, given, keys, values = (tensor.flatten(0, 1) for tensor in (q, grad_out, k, v))
+    outs = None if out is None else out.flatten(0, 1)
     dq = torch.empty(b * h, s, d, dtype=torch.float64, device=q.device)
     dk, dv = (torch.zeros(keys.shape, dtype=torch.float64, device=q.device) for _ in range(2))
     rows = min(s, max(1, CHUNK_ELEMENTS // sk))
@@ -40,7 +44,8 @@ def gradients(q: Tensor, k: Tensor, v: Tensor, grad_out: Tensor, is_causal: bool
                 hidden = torch.arange(sk, device=q.device) > torch.arange(s, device=q.device)[here, None]
                 scores.masked_fill_(hidden, -torch.inf)
             p = torch.softmax(scores, dim=-1)
-            ds = p * (grad @ value.mT - (grad * (p @ value)).sum(-1, keepdim=True)) * scale
+            mean = p @ value if outs is None else outs[heads, here].double()
+            ds = p * (grad @ value.mT - (grad * mean).sum(-1, keepdim=True)) * scale
             dq[heads, here] = ds @ key
             dk.index_add_(0, served, ds.mT @ query)
             dv.index_add_(0, served, p.mT @ grad)
@@ -60,14 +65,26 @@ def errors(true: Tensor, gradient: Tensor) -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class GradientJudge:
-    """Of (dq, dk, dv). true: in float64."""
+    """Of (dq, dk, dv), in float64.
+
+    Attributes:
+        dtype: of what is judged.
+        true: the whole of each is compared with.
+        of_out: rows are compared with; what follows from the forward's rounded out. Where one key has nearly all of a
+            row's probability, dP - delta is nearly 0, and the rounding of out, of which delta is made, is most of it,
+            in every implementation that is given out.
+    """
 
     dtype: str
     true: tuple[Tensor, Tensor, Tensor]
+    of_out: tuple[Tensor, Tensor, Tensor]
 
     def _verdict(self, found: Sequence[Tensor], factor: float) -> Verdict:
         limits = [factor * RELATIVE_ERROR[self.dtype] * (1 if t.numel() >= ELEMENTS_FOR_NORM else 2) for t in self.true]
-        measured = [errors(true, gradient) for true, gradient in zip(self.true, found, strict=True)]
+        measured = [
+            (errors(true, gradient)[0], errors(of_out, gradient)[1])
+            for true, of_out, gradient in zip(self.true, self.of_out, found, strict=True)
+        ]
         wrong = None
         for name, (relative, row), limit in zip(NAMES, measured, limits, strict=True):
             if not relative <= limit:
