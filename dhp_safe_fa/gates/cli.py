@@ -10,6 +10,7 @@ import importlib
 import json
 import os
 import sys
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -169,8 +170,11 @@ def _how(arguments: argparse.Namespace, quick: list[str]) -> dict[str, Any]:
     return {"subjects": subjects, "quick": quick, "sources": parts.built_and_here(), "digests": digests}
 
 
-def run_all(arguments: argparse.Namespace, screen: Screen) -> tuple[str, dict[str, Any]]:
-    """All gates; one that cannot run does not stop the others. `quick` is true, false, or the gates that are."""
+def run_all(
+    arguments: argparse.Namespace, screen: Screen, keep: Callable[[dict[str, Any]], None] = lambda found: None
+) -> tuple[str, dict[str, Any]]:
+    """All gates; one that cannot run does not stop the others. `quick` is true, false, or the gates that are. keep: is
+    given what was found until then after each gate."""
     quick_gates = [gate for gate in EXECUTING if arguments.quick is True or gate in (arguments.quick or ())]
     verdicts, found = [], dict[str, Any](environment=report.environment(), how=_how(arguments, quick_gates))
     try:
@@ -180,10 +184,12 @@ def run_all(arguments: argparse.Namespace, screen: Screen) -> tuple[str, dict[st
         report.print_results(screen.out, "sass", [result])
         verdict, found["sass"] = NOT_RUN, [result.as_json()]
     verdicts.append(verdict)
+    keep(found)
     for gate in EXECUTING:
         here = argparse.Namespace(**vars(arguments) | {"quick": gate in quick_gates})
         verdict, found[gate] = run_executing(gate, here, screen)
         verdicts.append(verdict)
+        keep(found)
     report.print_summary(screen.out, dict(zip(NAMES, verdicts, strict=True)))
     return worst(verdicts), found
 
@@ -197,7 +203,7 @@ def run_audits(arguments: argparse.Namespace, screen: Screen) -> int:
         return commands.status_command(arguments, screen.out)
     if arguments.gate == "evidence":
         everything = argparse.Namespace(gate="all", kernel=None, peer=None, policy=None, quick=arguments.quick)
-        return commands.evidence_command(arguments, screen.out, lambda: run_all(everything, screen)[1])
+        return commands.evidence_command(arguments, screen.out, lambda keep: run_all(everything, screen, keep)[1])
     with screen.progress() as progress:
         task = progress.add_task("peers", total=None)
         return commands.peers_command(

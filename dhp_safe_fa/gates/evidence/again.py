@@ -1,4 +1,5 @@
-"""Runs again what gave no verdict in a stored run: a gate on a kernel that was INVALID or NOT RUN, on the same machine.
+"""Runs again what gave no verdict in a stored run: a gate on a kernel that was INVALID or NOT RUN, and a gate that the
+run ended before. On the same machine.
 
 A load that ran for too little of the time, or a control that chance did not let be seen, says nothing about a kernel.
 What failed is never run again: a second look must not take back a finding.
@@ -8,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import importlib
+from collections.abc import Callable
 from typing import Any
 
 from .. import registry
@@ -16,10 +18,13 @@ from .writer import Refused, require_same_machine
 
 
 def without_verdict(run: dict[str, Any]) -> dict[str, list[str]]:
-    """Gate to the kernels of which it has nothing to say. Refused if a gate could not run on any kernel, or if that is
-    so of machine code, which no GPU is needed for."""
+    """Gate to the kernels of which it has nothing to say; all of them, if the run ended before it. Refused if a gate
+    could not run on any kernel, or if that is so of machine code, which no GPU is needed for."""
     found: dict[str, list[str]] = {}
     for gate in registry.NAMES:
+        if gate not in run and gate in registry.EXECUTING:
+            found[gate] = list(run["environment"]["kernels"])
+            continue
         results = [result for result in run[gate] if result["verdict"] in (INVALID, NOT_RUN)]
         if results and (gate not in registry.EXECUTING or len(results) == len(run[gate])):
             raise Refused(f"the gate {gate} gave no verdict on any kernel: run everything again")
@@ -28,8 +33,14 @@ def without_verdict(run: dict[str, Any]) -> dict[str, list[str]]:
     return found
 
 
-def run_again(run: dict[str, Any], environment: dict[str, Any], tell: Progress) -> dict[str, Any]:
-    """The run with new results in the place of those without a verdict, and a list of them as ``again``.
+def run_again(
+    run: dict[str, Any],
+    environment: dict[str, Any],
+    tell: Progress,
+    keep: Callable[[dict[str, Any]], None] = lambda renewed: None,
+) -> dict[str, Any]:
+    """The run with new results in the place of those without a verdict, and a list of them as ``again``. keep: is given
+    the run so far after each gate.
 
     Refused if there is nothing to run again, or if this is another machine or build than the run's. The commit may be
     another: that nothing which takes part has changed, the digests say (``writer.require_made_as_evidence``).
@@ -45,7 +56,10 @@ def run_again(run: dict[str, Any], environment: dict[str, Any], tell: Progress) 
         module = importlib.import_module(f"dhp_safe_fa.gates.{gate}.gate")
         results: list[GateResult] = module.run([by_name(name) for name in names], gate in run["how"]["quick"], tell)
         new = {result.subject: result.as_json() for result in results}
-        renewed[gate] = [new.get(old["subject"], old) for old in run[gate]]
-    earlier = run.get("again", {})
-    renewed["again"] = {gate: earlier.get(gate, []) + wanted.get(gate, []) for gate in {**earlier, **wanted}}
+        if gate in run:
+            renewed[gate] = [new.get(old["subject"], old) for old in run[gate]]
+            renewed["again"] = {**renewed.get("again", {}), gate: run.get("again", {}).get(gate, []) + names}
+        else:
+            renewed[gate] = list(new.values())
+        keep(renewed)
     return renewed

@@ -37,7 +37,7 @@ def add_commands(commands: Any) -> None:
     record.add_argument(
         "--quick", metavar="GATE", choices=writer.QUICK_IS_EVIDENCE, nargs="+", default=[], help="with fewer repeats"
     )
-    record.add_argument("--again", action="store_true", help="of the last run, only what was INVALID or NOT RUN")
+    record.add_argument("--again", action="store_true", help="of the last run, only what has no verdict yet")
     peers = commands.add_parser("peers", help="run everything on the peers, and write audits/peers.json and peers.md")
     peers.add_argument("--peer", choices=targets.PEERS, nargs="+", default=[*targets.PEERS], help="default: all")
     peers.add_argument("--from", dest="runs", metavar="FILE", type=Path, nargs="+", help="merge stored runs instead")
@@ -60,8 +60,13 @@ def status_command(arguments: argparse.Namespace, out: Console) -> int:
     return _EXIT[status.state]
 
 
-def evidence_command(arguments: argparse.Namespace, out: Console, run_all: Callable[[], dict[str, Any]]) -> int:
-    """Runs all gates (or reads runs), and stores the evidence. Refused or NotRun before anything is written."""
+def evidence_command(
+    arguments: argparse.Namespace,
+    out: Console,
+    run_all: Callable[[Callable[[dict[str, Any]], None]], dict[str, Any]],
+) -> int:
+    """Runs all gates (or reads runs), and stores the evidence. Refused or NotRun before anything is written. What was
+    found is kept as the last run after each gate, so that a run that ends early is gone on with by --again."""
     from dhp_safe_fa import _inspect
     from dhp_safe_fa.bench.environment import git_commit
 
@@ -79,9 +84,8 @@ def evidence_command(arguments: argparse.Namespace, out: Console, run_all: Calla
         from ..subjects import require_gpu
 
         require_gpu()
-        runs = [_again(_read(LAST_RUN), out) if arguments.again else run_all()]
-        LAST_RUN.parent.mkdir(parents=True, exist_ok=True)
-        LAST_RUN.write_text(json.dumps(runs[0], indent=1) + "\n")
+        runs = [_again(_read(LAST_RUN), out) if arguments.again else run_all(_keep)]
+        _keep(runs[0])
     listings = {kernel["name"]: writer.listing_digest(_inspect.cubin(kernel["name"])) for kernel in kernels}
     content = writer.assemble(runs, kernels, listings, parts.here())
     writer.write(content, arguments.output)
@@ -90,10 +94,15 @@ def evidence_command(arguments: argparse.Namespace, out: Console, run_all: Calla
     return EXIT_CODES[verdict]
 
 
+def _keep(run: dict[str, Any]) -> None:
+    LAST_RUN.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(json.dumps(run, indent=1) + "\n", LAST_RUN)
+
+
 def _again(last: dict[str, Any], out: Console) -> dict[str, Any]:
     """The last run with new results where it had none."""
     writer.require_made_as_evidence(last, parts.here())
-    renewed = again.run_again(last, report.environment(), lambda text, done, total: None)
+    renewed = again.run_again(last, report.environment(), lambda text, done, total: None, _keep)
     for gate, names in again.without_verdict(last).items():
         verdicts = {result["subject"]: result["verdict"] for result in renewed[gate]}
         for name in names:

@@ -55,6 +55,17 @@ def test_what_failed_is_not(asked: list[Any]) -> None:
     assert renewed["timing"][0]["verdict"] == FAIL and asked == [("bitwise", ["def"], False)]
 
 
+def test_a_run_that_ended_early_is_gone_on_with(asked: list[Any]) -> None:
+    run = some_run()
+    del run["bitwise"], run["timing"]
+    kept: list[list[str]] = []
+    renewed = again.run_again(run, run["environment"], lambda *_: None, lambda found: kept.append([*found]))
+    assert [gate for gate, *_ in asked] == ["bitwise", "timing"] and asked[0][1] == ["abc", "def"]
+    assert "bitwise" in kept[0] and "timing" not in kept[0] and "timing" in kept[1]
+    content = writer.assemble([renewed], KERNELS, LISTINGS, NOW)
+    assert writer.verdict(content) == PASS and content["again"] == []
+
+
 def test_refusals(asked: list[Any]) -> None:
     run = some_run()
     run["bitwise"] = [gate_result("bitwise", name, INVALID) for name in ("abc", "def")]

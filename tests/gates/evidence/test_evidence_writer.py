@@ -236,13 +236,29 @@ def test_command_runs_all_gates(anywhere: None, tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(audits, "LAST_RUN", tmp_path / "build" / "run.json")
     made = some_run()
     made["how"]["quick"] = ["timing"]
-    monkeypatch.setattr(cli, "run_all", lambda arguments, screen: (asked.append(arguments), ("PASS", made))[1])
+    monkeypatch.setattr(cli, "run_all", lambda arguments, screen, keep: (asked.append(arguments), ("PASS", made))[1])
     out = tmp_path / "evidence.json"
     assert cli.main(["evidence", "--output", str(out), "--quick", "timing"]) == 0
     assert [(a.quick, a.kernel, a.peer) for a in asked] == [(["timing"], None, None)]
     assert json.loads(out.read_text())["quick"] == ["timing"]
     assert evidence.load(out).kernels == some_content()["kernels"]
     assert json.loads(audits.LAST_RUN.read_text()) == made
+
+
+def test_what_was_found_before_a_run_ended_early_is_kept(
+    anywhere: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dhp_safe_fa.gates.subjects.require_gpu", lambda: None)
+    monkeypatch.setattr(audits, "LAST_RUN", tmp_path / "build" / "run.json")
+
+    def run_all(arguments: object, screen: object, keep: Any) -> None:
+        keep({"sass": ["found"]})
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "run_all", run_all)
+    with pytest.raises(KeyboardInterrupt):
+        cli.main(["evidence", "--output", str(tmp_path / "evidence.json")])
+    assert json.loads(audits.LAST_RUN.read_text()) == {"sass": ["found"]}
 
 
 @pytest.mark.parametrize(
