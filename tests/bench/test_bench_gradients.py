@@ -16,7 +16,7 @@ from dhp_safe_fa.bench import Candidate, Case, Settings, WrongResult, anchors, m
 from dhp_safe_fa.bench.directions import BACKWARD, FORWARD, TRAINING
 from dhp_safe_fa.bench.gradients import peers
 from dhp_safe_fa.bench.gradients.cases import BackwardCase, TrainingCase
-from dhp_safe_fa.bench.gradients.reference import NAMES, GradientJudge, errors, gradients
+from dhp_safe_fa.bench.gradients.reference import NAMES, GradientJudge, errors, gradients, gradients_and_those_of
 from dhp_safe_fa.bench.peers import sdpa
 from dhp_safe_fa.bench.results import Outcome, Result, from_json, load, to_json
 
@@ -113,7 +113,7 @@ def test_rows_are_judged_by_the_rounded_out_that_was_given() -> None:
     q, k, v, _, _, grad_out = drawn(case)
     q = 2 * q  # one likely key in most rows
     out, lse = dhp_safe_fa.attention_lse(q, k, v, is_causal=True)
-    true, of_out = (gradients(q, k, v, grad_out, True, given) for given in (None, out))
+    true, of_out = gradients_and_those_of(out, q, k, v, grad_out, True)
     found = torch.ops.dhp.attention_backward(grad_out, q, k, v, out, lse, True)
     assert errors(true[0], found[0])[1] > 4 * errors(of_out[0], found[0])[1]
     assert case.judge((q, k, v, out, lse, grad_out), torch.Generator()).ours(found).wrong is None

@@ -13,7 +13,7 @@ from torch import Tensor
 import dhp_safe_fa
 from dhp_safe_fa.bench import cases, reference
 from dhp_safe_fa.bench.cases import Case, CaseSet, Inputs
-from dhp_safe_fa.bench.gradients.reference import GradientJudge, gradients
+from dhp_safe_fa.bench.gradients.reference import GradientJudge, gradients_and_those_of
 
 # The shortest length of the forward's sweep is not among the anchors of the backward.
 SHORTEST = 1024
@@ -103,8 +103,7 @@ class TrainingCase(BackwardCase):
 
 
 def _judge(case: Case, q: Tensor, k: Tensor, v: Tensor, out: Tensor, grad_out: Tensor) -> reference.Judge:
-    true, of_out = (gradients(q, k, v, grad_out, case.causal, given) for given in (None, out))
-    return GradientJudge(case.dtype, true, of_out)
+    return GradientJudge(case.dtype, *gradients_and_those_of(out, q, k, v, grad_out, case.causal))
 
 
 def anchor_cases(dtypes: list[str] | None, device: str, quick: bool) -> list[Case]:

@@ -16,21 +16,38 @@ NAMES = ("dq", "dk", "dv")
 RELATIVE_ERROR = {"float32": 2e-6, "float16": 3.3e-4, "bfloat16": 2.6e-3}
 
 
-def gradients(
-    q: Tensor, k: Tensor, v: Tensor, grad_out: Tensor, is_causal: bool, out: Tensor | None = None
-) -> tuple[Tensor, Tensor, Tensor]:
+# (dq, dk, dv)
+Gradients = tuple[Tensor, Tensor, Tensor]
+
+
+def gradients(q: Tensor, k: Tensor, v: Tensor, grad_out: Tensor, is_causal: bool) -> Gradients:
     """Those of softmax(q kᵀ / √D) v by q, k and v, in float64 on q's device, in q's, k's and v's shapes.
 
-    q, grad_out and out are [B, H, S, D]; k and v are [B, Hk, Sk, D], and each of their heads serves H / Hk neighbouring
-    heads of q. out: what the forward rounded softmax(q kᵀ / √D) v to, if the gradients are to be those that follow from
-    it; None: exact.
+    q and grad_out are [B, H, S, D]; k and v are [B, Hk, Sk, D], and each of their heads serves H / Hk neighbouring
+    heads of q.
     """
+    (exact,) = _gradients(q, k, v, grad_out, is_causal, [None])
+    return exact
+
+
+def gradients_and_those_of(
+    out: Tensor, q: Tensor, k: Tensor, v: Tensor, grad_out: Tensor, is_causal: bool
+) -> tuple[Gradients, Gradients]:
+    """`gradients`, and those that follow from out, [B, H, S, D]: what the forward rounded softmax(q kᵀ / √D) v to."""
+    exact, of_out = _gradients(q, k, v, grad_out, is_causal, [None, out])
+    return exact, of_out
+
+
+def _gradients(
+    q: Tensor, k: Tensor, v: Tensor, grad_out: Tensor, is_causal: bool, outs: Sequence[Tensor | None]
+) -> list[Gradients]:
+    """The gradients that follow from each of outs; from the exact one for None."""
     (b, h, s, d), sk = q.shape, k.size(2)
     group, scale = h // k.size(1), d**-0.5
     queries, given, keys, values = (tensor.flatten(0, 1) for tensor in (q, grad_out, k, v))
-    outs = None if out is None else out.flatten(0, 1)
-    dq = torch.empty(b * h, s, d, dtype=torch.float64, device=q.device)
-    dk, dv = (torch.zeros(keys.shape, dtype=torch.float64, device=q.device) for _ in range(2))
+    rounded = [None if out is None else out.flatten(0, 1) for out in outs]
+    dq = [torch.empty(b * h, s, d, dtype=torch.float64, device=q.device) for _ in outs]
+    *dk, dv = (torch.zeros(keys.shape, dtype=torch.float64, device=q.device) for _ in range(len(outs) + 1))
     rows = min(s, max(1, CHUNK_ELEMENTS // sk))
     step = max(1, CHUNK_ELEMENTS // (rows * max(sk, d)))
     for heads in torch.arange(b * h, device=q.device).split(step):
@@ -44,12 +61,14 @@ def gradients(
                 hidden = torch.arange(sk, device=q.device) > torch.arange(s, device=q.device)[here, None]
                 scores.masked_fill_(hidden, -torch.inf)
             p = torch.softmax(scores, dim=-1)
-            mean = p @ value if outs is None else outs[heads, here].double()
-            ds = p * (grad @ value.mT - (grad * mean).sum(-1, keepdim=True)) * scale
-            dq[heads, here] = ds @ key
-            dk.index_add_(0, served, ds.mT @ query)
+            dp = grad @ value.mT
+            for i, out in enumerate(rounded):
+                mean = p @ value if out is None else out[heads, here].double()
+                ds = p * (dp - (grad * mean).sum(-1, keepdim=True)) * scale
+                dq[i][heads, here] = ds @ key
+                dk[i].index_add_(0, served, ds.mT @ query)
             dv.index_add_(0, served, p.mT @ grad)
-    return dq.view(q.shape), dk.view(k.shape), dv.view(v.shape)
+    return [(by_q.view(q.shape), by_k.view(k.shape), dv.view(v.shape)) for by_q, by_k in zip(dq, dk, strict=True)]
 
 
 def errors(true: Tensor, gradient: Tensor) -> tuple[float, float]:
@@ -76,8 +95,8 @@ class GradientJudge:
     """
 
     dtype: str
-    true: tuple[Tensor, Tensor, Tensor]
-    of_out: tuple[Tensor, Tensor, Tensor]
+    true: Gradients
+    of_out: Gradients
 
     def _verdict(self, found: Sequence[Tensor], factor: float) -> Verdict:
         limits = [factor * RELATIVE_ERROR[self.dtype] * (1 if t.numel() >= ELEMENTS_FOR_NORM else 2) for t in self.true]
