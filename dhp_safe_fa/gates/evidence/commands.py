@@ -85,7 +85,6 @@ def evidence_command(
 
         require_gpu()
         runs = [_again(_read(LAST_RUN), out) if arguments.again else run_all(_keep)]
-        _keep(runs[0])
     listings = {kernel["name"]: writer.listing_digest(_inspect.cubin(kernel["name"])) for kernel in kernels}
     content = writer.assemble(runs, kernels, listings, parts.here())
     writer.write(content, arguments.output)

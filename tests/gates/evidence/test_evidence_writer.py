@@ -236,7 +236,9 @@ def test_command_runs_all_gates(anywhere: None, tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(audits, "LAST_RUN", tmp_path / "build" / "run.json")
     made = some_run()
     made["how"]["quick"] = ["timing"]
-    monkeypatch.setattr(cli, "run_all", lambda arguments, screen, keep: (asked.append(arguments), ("PASS", made))[1])
+    monkeypatch.setattr(
+        cli, "run_all", lambda arguments, screen, keep: (asked.append(arguments), keep(made), ("PASS", made))[2]
+    )
     out = tmp_path / "evidence.json"
     assert cli.main(["evidence", "--output", str(out), "--quick", "timing"]) == 0
     assert [(a.quick, a.kernel, a.peer) for a in asked] == [(["timing"], None, None)]
