@@ -66,7 +66,7 @@ class Subject:
         entry: name of the kernel that is under test where a call launches others beside it; empty: all of them are.
         why_not: why a shipped kernel cannot be run, which then has no shapes; else empty.
         whole: the operator's whole call as a subject, for a gate that compares results, where the attributes above are
-            of one kernel among several; subjects of the same call have the same `kernels` in it.
+            of one kernel among several. It has the same name for all subjects of the same call.
     """
 
     name: str

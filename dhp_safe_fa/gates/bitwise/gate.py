@@ -120,7 +120,7 @@ def run(subjects: Sequence[Subject], quick: bool, progress: Progress) -> list[Ga
     require_gpu()
     require_shapes(subjects)
     calls = {subject.name: subject.whole() if subject.whole else subject for subject in subjects}
-    wholes = {call.kernels or (call.name,): call for call in calls.values()}
+    wholes = {call.name: call for call in calls.values()}
     require_shapes(wholes.values())
     extent = QUICK if quick else FULL
     total = len(controls.load_controls().expects) + sum(len(call.shapes) for call in wholes.values())
@@ -132,6 +132,5 @@ def run(subjects: Sequence[Subject], quick: bool, progress: Progress) -> list[Ga
         done = min(done + 1, total)
 
     outcomes = control_outcomes(extent.control_runs, tell)
-    found = {kernels: examine(call, extent, outcomes, tell) for kernels, call in wholes.items()}
-    of_call = {name: found[call.kernels or (call.name,)] for name, call in calls.items()}
-    return [replace(of_call[subject.name], subject=subject.name) for subject in subjects]
+    found = {name: examine(call, extent, outcomes, tell) for name, call in wholes.items()}
+    return [replace(found[calls[subject.name].name], subject=subject.name) for subject in subjects]

@@ -21,7 +21,7 @@ from dhp_safe_fa.gates.bitwise.rows import Rows
 from dhp_safe_fa.gates.families import forward
 from dhp_safe_fa.gates.inputs import Shape
 from dhp_safe_fa.gates.subjects import Subject
-from dhp_safe_fa.gates.verdict import FAIL, INVALID, NOT_RUN, PASS, ControlOutcome
+from dhp_safe_fa.gates.verdict import FAIL, INVALID, NOT_RUN, PASS, ControlOutcome, GateResult
 
 # ---- comparing -------------------------------------------------------------------------------------------------------
 
@@ -313,6 +313,27 @@ def test_without_a_gpu_it_is_not_run(monkeypatch: pytest.MonkeyPatch, capsys: py
 
 
 # ---- on the GPU ------------------------------------------------------------------------------------------------------
+
+
+def test_kernels_of_one_call_are_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    shape = Shape(1, 1, 1, 64, 64, 64, "float16", False)
+
+    def subject(name: str, whole: Subject | None = None) -> Subject:
+        return Subject(name, lambda *_: (), nullcontext, (name,), (shape,), whole=(lambda: whole) if whole else None)
+
+    looked_at: list[str] = []
+
+    def examine(call: Subject, *_: object) -> GateResult:
+        looked_at.append(call.name)
+        return GateResult("bitwise", call.name, FAIL if call.name == "a b" else PASS)
+
+    monkeypatch.setattr(bitwise, "require_gpu", lambda: None)
+    monkeypatch.setattr(bitwise, "control_outcomes", lambda *_: [])
+    monkeypatch.setattr(bitwise, "examine", examine)
+    both = [subject(name, subject("a b")) for name in ("a", "b")]
+    results = bitwise.run([both[0], subject("c"), both[1]], True, lambda *_: None)
+    assert looked_at == ["a b", "c"]
+    assert [(result.subject, result.verdict) for result in results] == [("a", FAIL), ("c", PASS), ("b", FAIL)]
 
 
 def test_outputs_hold_the_poison_and_another_one_in_each_run(gpu: None) -> None:
