@@ -100,7 +100,7 @@ class Build(build_ext):
     def bind_sources(self) -> None:
         """The build says what it was made of. All libraries are made anew whenever that changes, by their contents and
         not by their files' times, or the one that says it would speak for others."""
-        sources = gates_module("parts").of_sources(ROOT)
+        sources = gates_module("provenance").of_sources(ROOT)
         written = ROOT / "build" / "sources.json"
         text = json.dumps(sources) + "\n"
         if not written.exists() or written.read_text() != text:

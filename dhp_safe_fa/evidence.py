@@ -1,8 +1,8 @@
 """Whether the stored evidence is about this build: its machine code, what launches it, and the gates that judged it.
 
 ``make evidence`` runs every gate on a Hopper GPU and stores what they said in audits/evidence.json, kernel by kernel,
-with the SHA-256 of each cubin and of everything else that took part (gates/parts.py). A wheel carries the file inside
-the package. Nothing is measured here, only compared.
+with the SHA-256 of each cubin and of everything else that took part (gates/provenance.py). A wheel carries the file
+inside the package. Nothing is measured here, only compared.
 
     from dhp_safe_fa import evidence
     print(evidence.status().line())
@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from dhp_safe_fa.gates import parts, registry
+from dhp_safe_fa.gates import provenance, registry
 
 FRESH, STALE, NONE = "fresh", "stale", "none"
 SCHEMA = "dhp_safe_fa.evidence/2"
@@ -66,8 +66,8 @@ class Evidence:
         environment: where it was measured: GPU, driver, versions, commit, date (dhp_safe_fa.bench.environment).
         kernels: by name: cubin_sha256, listing_sha256, registers, spill_bytes, and gates: verdict and figures of each.
         quick: gates that were run with fewer repeats.
-        digests: of what took part in the verdicts, by the names of gates/parts.py; None in a file that was made before
-            they were stored.
+        digests: of what took part in the verdicts, by the names of gates/provenance.py; None in a file that was made
+            before they were stored.
     """
 
     environment: dict[str, Any]
@@ -136,7 +136,7 @@ def held() -> dict[str, str]:
 
 
 def compare(evidence: Evidence, kernels: Mapping[str, str], now: Mapping[str, str | None]) -> Status:
-    """What evidence says of these kernels, name to SHA-256. now: the digests of what takes part (``parts.here()``)."""
+    """What evidence says of these kernels, name to SHA-256. now: digests of what takes part (``provenance.here()``)."""
     if not kernels:
         return Status(NONE, ("this build holds no GPU kernel",))
     reasons = evidence.changes(now)
@@ -161,6 +161,6 @@ def status() -> Status:
     if path is None:
         return Status(NONE, ("there is no evidence file; `make evidence` writes one on a Hopper GPU",))
     try:
-        return compare(load(path), held(), parts.here())
+        return compare(load(path), held(), provenance.here())
     except (OSError, ValueError) as error:
         return Status(NONE, (str(error),))

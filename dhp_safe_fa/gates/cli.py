@@ -22,7 +22,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from dhp_safe_fa import evidence
 
-from . import controls, parts, report, targets, tools
+from . import controls, provenance, report, targets, tools
 from .evidence import commands
 from .evidence.writer import Refused
 from .registry import EXECUTING, GATES, NAMES
@@ -93,7 +93,7 @@ def _choose(arguments: argparse.Namespace) -> list[Cubin]:
 
 
 def _load_policy(path: Path | None) -> policy.Policy:
-    return policy.load(path or parts.POLICY)
+    return policy.load(path or provenance.POLICY)
 
 
 def run_sass(arguments: argparse.Namespace, screen: Screen) -> tuple[str, list[dict[str, Any]]]:
@@ -165,9 +165,9 @@ def run_executing(gate: str, arguments: argparse.Namespace, screen: Screen) -> t
 
 def _how(arguments: argparse.Namespace, quick: list[str]) -> dict[str, Any]:
     """How a run is made, for whoever makes evidence of it: what was asked for, and digests of all that takes part."""
-    digests = {**parts.here(), "policy": parts.of_policy(arguments.policy or parts.POLICY)}
+    digests = {**provenance.here(), "policy": provenance.of_policy(arguments.policy or provenance.POLICY)}
     subjects = arguments.peer or arguments.kernel or "shipped kernels"
-    return {"subjects": subjects, "quick": quick, "sources": parts.built_and_here(), "digests": digests}
+    return {"subjects": subjects, "quick": quick, "sources": provenance.built_and_here(), "digests": digests}
 
 
 def run_all(

@@ -28,7 +28,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from . import parts, tools
+from . import provenance, tools
 from .registry import EXECUTING
 from .sass.gate import Cubin, KernelReport, audit
 from .sass.policy import Policy
@@ -36,8 +36,9 @@ from .verdict import BLIND as BLIND
 from .verdict import MAY as MAY
 from .verdict import PASS, ControlOutcome
 
-SOURCES, UNBRANCH, PACKAGED, MANIFEST = parts.CONTROLS, parts.UNBRANCH, parts.PACKAGED, parts.MANIFEST
-CACHE = parts.ROOT / "build" / "controls"
+SOURCES, UNBRANCH = provenance.CONTROLS, provenance.UNBRANCH
+PACKAGED, MANIFEST = provenance.PACKAGED, provenance.MANIFEST
+CACHE = provenance.ROOT / "build" / "controls"
 LITERAL, CAUGHT = "literal", "caught"
 TWINS = ("leak", "clean")
 _FLAGS = ["-std=c++17", "-O3", "-lineinfo"]
@@ -179,7 +180,7 @@ def build_controls(out_dir: Path, progress: Callable[[str], None] = lambda _: No
     manifest = out_dir / MANIFEST
     old = json.loads(manifest.read_text()) if manifest.exists() else {"cubins": []}
     new = {
-        "sources": parts.of_controls(SOURCES, UNBRANCH),
+        "sources": provenance.of_controls(SOURCES, UNBRANCH),
         "flags": [*_FLAGS, _ARCHITECTURE],
         "compiler": tools.nvcc_version(nvcc) if nvcc else old.get("compiler"),
     }

@@ -18,7 +18,7 @@ class Gate:
         name: of its package, and on the command line.
         purpose: one line for ``--help``.
         contracts: rows of README's table that rest on its verdicts alone.
-        needs: what its verdict depends on beside machine code and the gates' own sources: names of parts.py.
+        needs: what its verdict depends on beside machine code and the gates' own sources: names of provenance.py.
         executes: it runs kernels on a GPU, in the way that all such gates share (``subjects`` and ``verdict``).
         quick_is_evidence: a run with fewer repeats may be stored as evidence, and says so.
         draws: its module has ``plot(results, path)``.

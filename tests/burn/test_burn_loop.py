@@ -25,7 +25,7 @@ from dhp_safe_fa.burn.builds.library import Library, ShippedKernel
 from dhp_safe_fa.burn.log.file import load
 from dhp_safe_fa.burn.log.records import Gate, Profile, Record, Shape
 from dhp_safe_fa.burn.measuring import blocks, chip, gating, profiling
-from dhp_safe_fa.gates import controls, parts, registry, tools
+from dhp_safe_fa.gates import controls, provenance, registry, tools
 
 OPTIONS = ["--hypothesis", "why not", "--predict", "+5%"]
 
@@ -127,8 +127,8 @@ def test_gates_from_stored_evidence(
         gates = {gate: {"verdict": "PASS"} for gate in registry.NAMES} | {"timing": {"verdict": timing}}
         kernels = {"fwd_float16_d64": {"cubin_sha256": sha256, "gates": gates}}
         environment = {"gpu": gpu, "driver": samples.H100.driver, "commit": samples.COMMIT}
-        content = {"schema": evidence.SCHEMA, "environment": environment, "kernels": kernels, "digests": parts.here()}
-        content["digests"] |= changed or {}
+        digests = provenance.here() | (changed or {})
+        content = {"schema": evidence.SCHEMA, "environment": environment, "kernels": kernels, "digests": digests}
         path.write_text(json.dumps(content))
 
     ours = samples.KERNEL.cubin_sha256

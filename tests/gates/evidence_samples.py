@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from dhp_safe_fa.gates import parts, registry
+from dhp_safe_fa.gates import provenance, registry
 from dhp_safe_fa.gates.evidence import writer as evidence_writer
 
 KERNELS = [{"name": name, "cubin_sha256": name[0] * 64, "registers": 168, "spill_bytes": 0} for name in ("abc", "def")]
 HELD = {str(kernel["name"]): str(kernel["cubin_sha256"]) for kernel in KERNELS}
-# What takes part in verdicts, by the names of parts.py.
-NOW: dict[str, str | None] = {name: f"digest of {name}" for name in ("launch", "controls", "policy", *parts.of_gates())}
+# What takes part in verdicts, by the names of provenance.py.
+NAMES = ("launch", "controls", "policy", *provenance.of_gates())
+NOW: dict[str, str | None] = {name: f"digest of {name}" for name in NAMES}
 LISTINGS = {name: sha256[::-1] for name, sha256 in HELD.items()}
 
 

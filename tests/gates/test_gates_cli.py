@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from dhp_safe_fa.gates import cli, controls, parts, registry, targets, tools
+from dhp_safe_fa.gates import cli, controls, provenance, registry, targets, tools
 from dhp_safe_fa.gates.sass.policy import PolicyError, load
 from dhp_safe_fa.gates.verdict import ControlOutcome, GateResult, Progress, conclude, worst
 
@@ -142,7 +142,7 @@ def test_bad_policy(text: str, tmp_path: Path) -> None:
 
 
 def test_the_reviewed_policy_can_be_read() -> None:
-    load(parts.POLICY)
+    load(provenance.POLICY)
 
 
 # ---- not run, invalid ------------------------------------------------------------------------------------------------
@@ -361,9 +361,9 @@ def test_all(
     content = json.loads(file.read_text())
     assert list(content) == ["environment", "how", "sass", "counters", "bitwise", "timing"]
     quick = ["counters", "bitwise", "timing"]
-    sources = parts.built_and_here()
+    sources = provenance.built_and_here()
     assert content["how"] == {
-        "subjects": "shipped kernels", "quick": quick, "sources": sources, "digests": parts.here()
+        "subjects": "shipped kernels", "quick": quick, "sources": sources, "digests": provenance.here()
     }  # fmt: skip
     assert sources["built"] == sources["here"], "the sources have changed since the build: make build"
     assert {"gpu", "driver", "cuda", "torch", "commit", "version"} <= set(content["environment"])
@@ -381,7 +381,7 @@ def test_all_says_which_policy_it_was_given(tmp_path: Path, monkeypatch: pytest.
     policy.write_text(json.dumps({"declassifications": [rule]}))
     assert cli.main(["all", "--policy", str(policy), "--json", str(file)]) == 0
     how = json.loads(file.read_text())["how"]
-    assert how["digests"]["policy"] == hashlib.sha256(policy.read_bytes()).hexdigest() != parts.of_policy()
+    assert how["digests"]["policy"] == hashlib.sha256(policy.read_bytes()).hexdigest() != provenance.of_policy()
     assert how["quick"] == []
 
 

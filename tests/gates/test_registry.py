@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from dhp_safe_fa import evidence
-from dhp_safe_fa.gates import parts, registry
+from dhp_safe_fa.gates import provenance, registry
 
 
 @pytest.mark.parametrize("gate", registry.GATES, ids=lambda gate: gate.name)
@@ -18,7 +18,7 @@ def test_a_gate_is_what_the_list_says(gate: registry.Gate) -> None:
     module = importlib.import_module(f"dhp_safe_fa.gates.{gate.name}.gate")
     assert hasattr(module, "run") == gate.executes
     assert hasattr(module, "plot") == gate.draws
-    assert set(gate.needs) <= parts.here().keys()
+    assert set(gate.needs) <= provenance.here().keys()
 
 
 def test_what_needs_no_gpu_runs_first() -> None:
@@ -47,13 +47,13 @@ exec(before + LINE + end + after, vars(registry))
 
 from dhp_safe_fa import evidence
 from dhp_safe_fa.burn.log.records import Record
-from dhp_safe_fa.gates import cli, controls, parts
+from dhp_safe_fa.gates import cli, controls, provenance
 from dhp_safe_fa.gates.evidence import contracts, writer
 from dhp_safe_fa.gates.peers import page
 
 assert evidence.GATES[-1] == "odour" and len(evidence.GATES) == 5
 assert cli._parser().parse_args(["odour", "--quick"]).gate == "odour"
-assert "gate odour" in parts.of_gates()
+assert "gate odour" in provenance.of_gates()
 
 source = FOLDER / "planted.cu"
 head = "// control: expects sass=branch counters=may bitwise=may timing=may"
@@ -67,7 +67,7 @@ else:
 source.write_text(head + " odour=caught\\n")
 assert controls.read_header(source).executing["odour"] == "caught"
 
-now = {part: "digest" for part in parts.here()}
+now = {part: "digest" for part in provenance.here()}
 gates = {gate: {"verdict": "PASS"} for gate in evidence.GATES[:4]}
 known = evidence.Evidence({}, {"abc": {"cubin_sha256": "aa", "gates": gates}}, digests=dict(now))
 status = evidence.compare(known, {"abc": "aa"}, now)

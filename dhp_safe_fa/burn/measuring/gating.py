@@ -13,7 +13,7 @@ from typing import Any
 from dhp_safe_fa import evidence
 from dhp_safe_fa.burn.builds.keeping import ROOT
 from dhp_safe_fa.burn.log.records import Chip, Gate
-from dhp_safe_fa.gates import parts
+from dhp_safe_fa.gates import provenance
 
 # Of what speaks against the kernels, a record keeps this much; the gate's own report has all.
 KEPT_CAUSES = 3
@@ -46,7 +46,7 @@ def from_evidence(names: Sequence[str], cubins: Mapping[str, str], here: Chip) -
     if not evidence.CHECKOUT.is_file():
         raise ValueError("--evidence: there is no audits/evidence.json")
     stored = evidence.load(evidence.CHECKOUT)
-    status = evidence.compare(stored, cubins, parts.here())
+    status = evidence.compare(stored, cubins, provenance.here())
     if status.state != evidence.FRESH:
         raise ValueError(f"--evidence: it does not speak for this build: {status.reasons[0]}")
     gpu, driver = stored.environment.get("gpu"), stored.environment.get("driver")

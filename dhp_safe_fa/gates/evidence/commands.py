@@ -15,7 +15,7 @@ from rich.markup import escape
 from dhp_safe_fa import evidence
 from dhp_safe_fa._files import write_whole
 
-from .. import parts, report, targets
+from .. import provenance, report, targets
 from ..peers import page
 from ..verdict import EXIT_CODES, PASS, Progress
 from . import again, contracts, writer
@@ -56,7 +56,7 @@ def status_command(arguments: argparse.Namespace, out: Console) -> int:
         path = evidence.find()
         text = arguments.write.read_text(encoding="utf-8")
         known = evidence.load(path) if path else None
-        write_whole(contracts.rewrite(text, known, evidence.held(), parts.here()), arguments.write)
+        write_whole(contracts.rewrite(text, known, evidence.held(), provenance.here()), arguments.write)
     return _EXIT[status.state]
 
 
@@ -86,7 +86,7 @@ def evidence_command(
         require_gpu()
         runs = [_again(_read(LAST_RUN), out) if arguments.again else run_all(_keep)]
     listings = {kernel["name"]: writer.listing_digest(_inspect.cubin(kernel["name"])) for kernel in kernels}
-    content = writer.assemble(runs, kernels, listings, parts.here())
+    content = writer.assemble(runs, kernels, listings, provenance.here())
     writer.write(content, arguments.output)
     verdict = writer.verdict(content)
     out.print(f"{verdict}: {len(kernels)} kernels, stored in {escape(str(arguments.output))}")
@@ -100,7 +100,7 @@ def _keep(run: dict[str, Any]) -> None:
 
 def _again(last: dict[str, Any], out: Console) -> dict[str, Any]:
     """The last run with new results where it had none."""
-    writer.require_made_as_evidence(last, parts.here())
+    writer.require_made_as_evidence(last, provenance.here())
     renewed = again.run_again(last, report.environment(), lambda text, done, total: None, _keep)
     for gate, names in again.without_verdict(last).items():
         verdicts = {result["subject"]: result["verdict"] for result in renewed[gate]}

@@ -24,7 +24,7 @@ _LINE = re.compile(rf"(?<={re.escape(BEGIN)}\n).*?(?={re.escape(END)})", re.DOTA
 
 def states(evidence: Evidence | None, kernels: Mapping[str, str], now: Now) -> dict[str, str]:
     """The state of each gated contract, for kernels given by name and SHA-256: what the gates said, and of how many.
-    now: digests of what takes part (``parts.here()``)."""
+    now: digests of what takes part (``provenance.here()``)."""
     gated = {contract: _state(evidence, kernels, now, (gate,)) for contract, gate in GATE_OF.items()}
     return {**gated, BINDING: _state(evidence, kernels, now, tuple(gate.name for gate in GATES))}
 

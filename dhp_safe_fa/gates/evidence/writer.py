@@ -15,7 +15,7 @@ from typing import Any
 from dhp_safe_fa import evidence
 from dhp_safe_fa._files import write_whole
 
-from .. import parts, registry, tools
+from .. import provenance, registry, tools
 from ..verdict import NOT_RUN, worst
 
 ROOT = evidence.CHECKOUT.parents[1]
@@ -50,7 +50,7 @@ def require_clean_build(kernels: dict[str, str], dirty: bool | None, built: str)
         raise Refused(f"sources differ from the commit ({', '.join(SOURCES)}): commit them first, then build")
     if not (ROOT / "setup.py").exists():
         raise Refused("an installed package has no sources for evidence to be bound to: use a checkout")
-    if parts.of_sources(ROOT)["all"] != built:
+    if provenance.of_sources(ROOT)["all"] != built:
         raise Refused("csrc/ or setup.py have changed since the library was built from them: run `make build`")
     for name, sha256 in kernels.items():
         cubin = ROOT / "build" / "cubins" / f"{name}.cubin"
@@ -70,7 +70,7 @@ def assemble(
         runs: what ``gates all --json`` wrote.
         kernels: what this build holds (``_inspect.kernels()``). Every run must be of exactly these.
         listings: by kernel, the SHA-256 of its disassembly.
-        now: digests of what takes part in verdicts (``parts.here()``).
+        now: digests of what takes part in verdicts (``provenance.here()``).
 
     Raises:
         Refused: a run is of another machine or build than the first, or of a machine without a Hopper GPU, or was made

@@ -12,7 +12,7 @@ import pytest
 from evidence_samples import HELD, NOW, some_content
 
 from dhp_safe_fa import _inspect, evidence
-from dhp_safe_fa.gates import cli, parts, registry
+from dhp_safe_fa.gates import cli, provenance, registry
 from dhp_safe_fa.gates.evidence import contracts
 
 README = evidence.CHECKOUT.parents[1] / "README.md"
@@ -32,7 +32,7 @@ def stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(evidence, "CHECKOUT", path)
     monkeypatch.setattr(evidence, "PACKAGED", tmp_path / "none.json")
     monkeypatch.setattr(evidence, "held", lambda: HELD)
-    monkeypatch.setattr(parts, "here", lambda: NOW)
+    monkeypatch.setattr(provenance, "here", lambda: NOW)
     return path
 
 
@@ -127,7 +127,7 @@ def test_importing_it_imports_nothing_of_the_gates() -> None:
     names = "sorted(m for m in sys.modules if 'gates' in m or m == 'rich')"
     block = f"import sys; from dhp_safe_fa import evidence; print({names})"
     done = subprocess.run([sys.executable, "-c", block], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == str([f"dhp_safe_fa.gates{name}" for name in ("", ".parts", ".registry")])
+    assert done.stdout.strip() == str([f"dhp_safe_fa.gates{name}" for name in ("", ".provenance", ".registry")])
 
 
 # ---- what took part --------------------------------------------------------------------------------------------------
@@ -238,7 +238,7 @@ def test_readme_says_what_the_evidence_says() -> None:
     """For this build's cubins if the evidence's nvcc made them, else for those that the evidence names."""
     path = evidence.find()
     known = evidence.load(path) if path else None
-    kernels, now = evidence.held(), parts.here()
+    kernels, now = evidence.held(), provenance.here()
     text = README.read_text(encoding="utf-8")
     correct = [contracts.rewrite(text, known, kernels, now)]
     if known and _inspect.build_info()["cuda"] != known.environment.get("nvcc"):

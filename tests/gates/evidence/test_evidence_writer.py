@@ -11,7 +11,7 @@ import torch
 from evidence_samples import HELD, KERNELS, LISTINGS, NOW, gate_result, some_content, some_run
 
 from dhp_safe_fa import _inspect, evidence
-from dhp_safe_fa.gates import cli, parts, registry, tools
+from dhp_safe_fa.gates import cli, provenance, registry, tools
 from dhp_safe_fa.gates.evidence import commands as audits
 from dhp_safe_fa.gates.evidence import writer as evidence_writer
 from dhp_safe_fa.gates.evidence.writer import Refused, assemble, require_clean_build
@@ -167,14 +167,14 @@ def build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
 
 
 def test_clean_build(build: dict[str, str]) -> None:
-    built = parts.of_sources(evidence_writer.ROOT)["all"]
+    built = provenance.of_sources(evidence_writer.ROOT)["all"]
     require_clean_build(build, False, built)
     require_clean_build(build, None, built)
 
 
 def test_a_kernel_edit_that_was_not_built_is_refused(build: dict[str, str]) -> None:
     """Committed, so that nothing is dirty; the library and build/cubins/ agree, but both are of the old source."""
-    built = parts.of_sources(evidence_writer.ROOT)["all"]
+    built = provenance.of_sources(evidence_writer.ROOT)["all"]
     (evidence_writer.ROOT / "csrc" / "kernels" / "fwd.cu").write_text("one, edited")
     with pytest.raises(Refused, match="have changed since the library was built"):
         require_clean_build(build, False, built)
@@ -192,7 +192,7 @@ def test_other_builds_are_refused(
     build: dict[str, str], kernels: dict[str, str], dirty: bool | None, sentence: str
 ) -> None:
     with pytest.raises(Refused, match=sentence):
-        require_clean_build(kernels, dirty, parts.of_sources(evidence_writer.ROOT)["all"])
+        require_clean_build(kernels, dirty, provenance.of_sources(evidence_writer.ROOT)["all"])
 
 
 def test_an_installed_package_is_refused(build: dict[str, str]) -> None:
@@ -203,7 +203,7 @@ def test_an_installed_package_is_refused(build: dict[str, str]) -> None:
 
 def test_uncommitted_sources_are_refused(build: dict[str, str]) -> None:
     with pytest.raises(Refused, match="sources differ from the commit"):
-        require_clean_build(build, True, parts.of_sources(evidence_writer.ROOT)["all"])
+        require_clean_build(build, True, provenance.of_sources(evidence_writer.ROOT)["all"])
 
 
 # ---- the command -----------------------------------------------------------------------------------------------------
@@ -213,7 +213,7 @@ def test_uncommitted_sources_are_refused(build: dict[str, str]) -> None:
 def anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """A build that is clean and holds the made-up kernels."""
     monkeypatch.setattr(evidence_writer, "require_clean_build", lambda *_: None)
-    monkeypatch.setattr(parts, "here", lambda: NOW)
+    monkeypatch.setattr(provenance, "here", lambda: NOW)
     monkeypatch.setattr(_inspect, "kernels", lambda: KERNELS)
     monkeypatch.setattr(_inspect, "cubin", lambda name: name.encode())
     monkeypatch.setattr(evidence_writer, "listing_digest", lambda cubin: LISTINGS[cubin.decode()])
@@ -356,7 +356,7 @@ def test_from_a_run_of_all(
     made = some_run()
     monkeypatch.chdir(tmp_path)
     Path("all.json").write_text('{"declassifications": []}')
-    monkeypatch.setattr(parts, "here", lambda: {**NOW, "policy": parts.of_policy()})
+    monkeypatch.setattr(provenance, "here", lambda: {**NOW, "policy": provenance.of_policy()})
     monkeypatch.setattr(cli.report, "environment", lambda: made["environment"])
     monkeypatch.setattr(cli, "run_sass", lambda arguments, screen: ("PASS", made["sass"]))
     monkeypatch.setattr(cli, "run_executing", lambda gate, arguments, screen: ("PASS", made[gate]))

@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 
 from dhp_safe_fa import _inspect
-from dhp_safe_fa.gates import parts, registry
+from dhp_safe_fa.gates import provenance, registry
 
 
 @pytest.fixture
 def gates(tmp_path: Path) -> Path:
     """A copy of dhp_safe_fa/gates that may be edited."""
     folder = tmp_path / "gates"
-    shutil.copytree(Path(parts.__file__).parent, folder, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(Path(provenance.__file__).parent, folder, ignore=shutil.ignore_patterns("__pycache__"))
     return folder
 
 
@@ -33,17 +33,17 @@ def gates(tmp_path: Path) -> Path:
     ],
 )
 def test_an_edit_changes_the_part_that_it_belongs_to(file: str, part: str | None, gates: Path) -> None:
-    before = parts.of_gates(gates)
+    before = provenance.of_gates(gates)
     with (gates / file).open("a") as text:
         text.write("# a comment\n")
-    after = parts.of_gates(gates)
+    after = provenance.of_gates(gates)
     assert {name for name in before if after[name] != before[name]} == ({part} if part else set())
 
 
 def test_a_copy_has_the_same_digests(gates: Path) -> None:
     (gates / "sass" / "__pycache__").mkdir()
     (gates / "sass" / "__pycache__" / "gate.pyc").write_bytes(b"1")
-    assert parts.of_gates(gates) == parts.of_gates()
+    assert provenance.of_gates(gates) == provenance.of_gates()
 
 
 @pytest.fixture
@@ -74,36 +74,36 @@ def root(tmp_path: Path) -> Path:
     ],
 )
 def test_sources_and_the_launch_path_among_them(file: str, is_launch: bool, root: Path) -> None:
-    before = parts.of_sources(root)
+    before = provenance.of_sources(root)
     with (root / file).open("a") as text:
         text.write("/* */")
-    after = parts.of_sources(root)
+    after = provenance.of_sources(root)
     assert after["all"] != before["all"]
     assert (after["launch"] != before["launch"]) == is_launch
 
 
 def test_a_name_counts_as_well_as_the_bytes(root: Path) -> None:
-    before = parts.of_sources(root)
+    before = provenance.of_sources(root)
     (root / "csrc" / "plan.c").rename(root / "csrc" / "plan2.c")
-    assert parts.of_sources(root)["launch"] != before["launch"]
+    assert provenance.of_sources(root)["launch"] != before["launch"]
 
 
 def test_the_build_says_what_it_was_made_of() -> None:
     built = _inspect.build_info()["sources"]
     assert set(built) == {"all", "launch"}
-    if not (parts.ROOT / "csrc").is_dir():
+    if not (provenance.ROOT / "csrc").is_dir():
         pytest.skip("these are the tests of an installed wheel: its sources are not here")
-    assert built == parts.of_sources(parts.ROOT), "the sources have changed since the build: make build"
+    assert built == provenance.of_sources(provenance.ROOT), "the sources have changed since the build: make build"
 
 
 def test_controls_in_a_wheel_have_the_digest_of_their_sources(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if not parts.CONTROLS.is_dir():
+    if not provenance.CONTROLS.is_dir():
         pytest.skip("the sources of the controls are not here")
-    in_checkout = parts.of_controls()
-    monkeypatch.setattr(parts, "PACKAGED", tmp_path)
-    assert parts.of_controls(tmp_path / "none") is None
-    (tmp_path / parts.MANIFEST).write_text(json.dumps({"sources": in_checkout}))
-    assert parts.of_controls(tmp_path / "none") == in_checkout
-    assert all(parts.here()[part] for part in ("launch", "controls", "policy"))
+    in_checkout = provenance.of_controls()
+    monkeypatch.setattr(provenance, "PACKAGED", tmp_path)
+    assert provenance.of_controls(tmp_path / "none") is None
+    (tmp_path / provenance.MANIFEST).write_text(json.dumps({"sources": in_checkout}))
+    assert provenance.of_controls(tmp_path / "none") == in_checkout
+    assert all(provenance.here()[part] for part in ("launch", "controls", "policy"))
