@@ -14,12 +14,22 @@ Mark = tuple[int, int]  # distance from a source, position of the writing instru
 NEVER = -1  # instead of the instruction that wrote a location: none did
 UNWRITTEN: Mark = (1, NEVER)
 UNSET, UNKNOWN = "unset", "unknown"  # of the stack pointer: no path yet, different on different paths
+_COPY = re.compile(r"(?:R\d+, |(U)R\d+, U)R(\d+)")
 _VOTE = re.compile(r"VOTEU\.(ALL|ANY) (?:UR\w+, )?(UP\d), (!?P\d)")
 
 
 def negation(guard: str) -> str:
     """The guard that holds where this one does not."""
     return guard[1:] if guard.startswith("!") else f"!{guard}"
+
+
+def source_of_copy(instruction: Instruction) -> int:
+    """The location that an unguarded MOV from register to register, both uniform or both not, copies, and with it what
+    is known of it under a condition; NEVER for any other instruction."""
+    if instruction.guard or instruction.opcode not in ("MOV", "UMOV"):
+        return NEVER
+    match = _COPY.fullmatch(instruction.operands)
+    return (UR if match[1] else 0) + int(match[2]) if match else NEVER
 
 
 @dataclass

@@ -19,7 +19,7 @@ from .cfg import Graph, build_graph, is_indirect
 from .isa import CALL, Effects, effects
 from .isa.operands import BARRIER_RESULT, LOCAL, LOCAL_ANY, UP, UR, B, P, R, UnknownInstruction
 from .listing import FRAGMENT, Program
-from .state import NEVER, UNKNOWN, UNSET, Mark, State, negation
+from .state import NEVER, UNKNOWN, UNSET, Mark, State, negation, source_of_copy
 
 UNRESOLVED = "unresolved-control"
 _STACK_POINTER = R + 1
@@ -228,8 +228,11 @@ class _Taint:
                 self.note(position, best)
         if BARRIER_RESULT in effect.writes and mark is not None:
             self.leave(BARRIER_RESULT, mark)
+        copied = state.given.get(source_of_copy(self.program.code[position]))
         for location in effect.writes:
             state.write(location, mark, guard)
+            if copied and copied[1] is None:
+                state.given[location] = copied
         state.unset -= self.certain.get(position, set())
         if "COLLECTIVE" in self.program.code[position].opcode:
             self.exchange(state)

@@ -68,6 +68,17 @@ def test_a_guarded_address_is_known_under_its_guard() -> None:
     assert findings(text) == {("mbarrier", "STS")}
 
 
+def test_a_copy_of_a_guarded_address_is_known_under_the_same_guard() -> None:
+    """UR12 holds the address where a lane's P1 holds, and who knows what where none does; UR13 holds what UR12 does."""
+    condition = "UMOV UR12, UR30\nISETP.EQ.AND P1, PT, R22, RZ, PT\nVOTEU.ANY UP1, P1\n"
+    guarded = f"{condition}@UP1 UMOV UR12, 0x1400\nUMOV UR13, UR12\n"
+    used = "VOTEU.ANY UP2, P1\n@UP2 SYNCS.ARRIVE.TRANS64 RZ, [UR13], R3\nSTS [R20], R4"
+    assert findings(f"{SHARED}{INIT}{guarded}{used}") == set()
+    overwritten = "ISETP.EQ.AND P1, PT, R3, RZ, PT\n"
+    assert findings(f"{SHARED}{INIT}{guarded}{overwritten}{used}")
+    assert findings(f"{SHARED}{INIT}{guarded}{used.replace('@UP2', '@!UP2')}")
+
+
 def test_a_place_in_a_ring() -> None:
     """Tiles of 1 KB below the barrier; with a ring of five, the last would lie over it."""
     ring = """MOV R30, RZ

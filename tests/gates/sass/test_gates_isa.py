@@ -83,6 +83,7 @@ def names(locations: tuple[int, ...]) -> str:
         ("MATCH.ANY.U64 R8, R6", "R8", "R6 R7"),
         ("MATCH.ALL.U64 P1, R8, R6", "P1 R8", "R6 R7"),
         ("VIMNMX3.U32 R7, R14, UR13, R15, !PT", "R7", "R14 UR13 R15"),
+        ("VIMNMX3.U16x2 R7, R14, R13, R15, !PT", "R7", "R14 R13 R15"),
         ("HADD2.F32 R0, -RZ, |c[0x0] [0x188].H0_H0|", "R0", ""),
         ("ELECT P1, URZ, PT", "P1", ""),
         ("BAR.RED.OR.DEFER_BLOCKING 0x0, P0", "barrier result", "P0"),

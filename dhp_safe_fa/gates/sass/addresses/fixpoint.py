@@ -14,7 +14,7 @@ from ..cfg import Graph
 from ..isa import Effects
 from ..isa.operands import B, Operand, P, Register
 from ..listing import Program
-from ..state import Conditions, negation
+from ..state import Conditions, negation, source_of_copy
 from .transfer import THREADS, Transfer, transfer
 from .values import UNTRACKED, Value, add, join, restrict, single, spread
 
@@ -190,6 +190,7 @@ class Addresses:
 
             values = step.results(lambda location: state.read(location, guard), chooses)
         fact = None if step is None or guard else fact_of(step)
+        copied = state.given.get(source_of_copy(self.program.code[position]))
         for predicate in predicates:
             state.forget(predicate, position, is_certain=not guard)
         for index, location in enumerate(registers):
@@ -198,6 +199,8 @@ class Addresses:
             state.write(predicates[0], values[-1], guard)
         if fact:
             state.facts[fact[0]] = fact[1]
+        if copied:
+            state.given[registers[0]] = copied
         state.conditions.vote(self.program.code[position])
 
     @staticmethod
