@@ -112,12 +112,17 @@ DHP_CT dhp_ct_f32 dhp_ct_exp2(dhp_ct_f32 x) {
   return y;
 }
 
-/* Natural logarithm; PTX ISA, lg2: 0 to -inf, +inf to +inf, NaN to NaN. */
-DHP_CT dhp_ct_f32 dhp_ct_log(dhp_ct_f32 x) {
-  const float ln2 = 0.69314718f;
+/* Logarithm in base 2; PTX ISA, lg2: 0 (and a subnormal) to -inf, +inf to +inf, NaN to NaN. */
+DHP_CT dhp_ct_f32 dhp_ct_log2(dhp_ct_f32 x) {
   dhp_ct_f32 y;
   __asm__("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y * ln2;
+  return y;
+}
+
+/* Natural logarithm, from that. */
+DHP_CT dhp_ct_f32 dhp_ct_log(dhp_ct_f32 x) {
+  const float ln2 = 0.69314718f;
+  return dhp_ct_log2(x) * ln2;
 }
 
 /* PTX ISA, rcp: within 1 ulp, 0 to inf, inf to 0, NaN to NaN. */

@@ -139,7 +139,8 @@ typedef struct dhp_kernel_info {
   const char *name;         /* file name of the cubin without its ending; also says its constants */
   const char *family;       /* folder of csrc/families that holds its source and its host code */
   const char *entry;        /* name of the function in the cubin */
-  const char *part;         /* which results of a call it computes: "out"; "delta"; "dk dv", "dk", "dv" or "dq" */
+  const char *part;         /* which results of a call it computes: "out"; "delta"; "dk dv", "dk", "dv" or "dq";
+                               "bounds", "dq dk dv" and "dq out" */
   const char *cubin_sha256; /* 64 hexadecimal digits */
   const void *cubin;
   size_t cubin_size;
@@ -176,7 +177,7 @@ typedef struct dhp_launch {
 /* What a backward will launch, in this order; a function of public shape and of which gradients are wanted. */
 typedef struct dhp_backward_plan {
   int count;
-  dhp_launch launches[4]; /* delta, and at most one for each gradient */
+  dhp_launch launches[5]; /* delta, and at most one for each gradient; or bounds, delta, all gradients' and dq's out */
 } dhp_backward_plan;
 
 DHP_API int dhp_kernel_count(void); /* 0 in a build without nvcc */

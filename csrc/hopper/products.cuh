@@ -32,6 +32,25 @@ static __device__ __forceinline__ void issue_shared(float *d, uint32_t a, int a_
   wgmma_commit();
 }
 
+/*
+ * The same, but d need not be defined before: until then, its registers serve others. The first step is `fresh`, which
+ * only writes d. ptxas then knows that a product of one turn of a loop is nothing to the next turn; if d were read and
+ * written, it would have to live all the time, and could not be changed in place without running products one by one.
+ */
+template <product_of_shared fresh, product_of_shared product>
+static __device__ __forceinline__ void issue_shared_fresh(float *d, uint32_t a, int a_box_bytes, uint32_t b,
+                                                          int b_box_bytes, int columns) {
+  wgmma_fence();
+  fresh(d, a, b, 0);
+#pragma unroll
+  for (int step = 1; step < columns / STEP; step++) {
+    const int box = step / STEPS_PER_BOX, in_box = step % STEPS_PER_BOX * STEP * 2;
+    product(d, a + (box * a_box_bytes + in_box) / DESCRIPTOR_UNIT, b + (box * b_box_bytes + in_box) / DESCRIPTOR_UNIT,
+            1);
+  }
+  wgmma_commit();
+}
+
 /* d = a b, or d += a b, over `rows` of b, a tile in shared memory whose boxes the descriptor walks by itself. */
 template <product_of_registers product>
 static __device__ __forceinline__ void issue_registers(float *d, const uint32_t *a, uint32_t b, int rows,

@@ -64,6 +64,20 @@ DHP_PTX void mbarrier_arrive_expect_tx(int go, uint32_t barrier, uint32_t bytes)
     return done;                                                                                          \
   }
 
+/*
+ * One try after another whose outcome is known, `there`; before the first it is 0. So a wait can be spread over a step:
+ * a try takes some 60 cycles, which five in a row add to every step.
+ */
+DHP_PTX uint32_t mbarrier_try(uint32_t barrier, uint32_t parity, uint32_t zero, uint32_t before) {
+  uint32_t done;
+  asm volatile("{.reg .pred there; .reg .u32 now, same; setp.ne.u32 there, %4, 0; xor.b32 same, %2, %3;\n"
+               "selp.u32 now, same, %2, there;\n" TRY "selp.u32 %0, 1, 0, there;}"
+               : "=r"(done)
+               : "r"(barrier), "r"(parity), "r"(zero), "r"(before)
+               : "memory");
+  return done;
+}
+
 /* In the stream of tiles: 20 us. */
 DEFINE_WAIT(mbarrier_wait, TRY TRY_AGAIN TRY_AGAIN TRY_AGAIN TRY_AGAIN)
 /* For a CTA's q and first pair, when every CTA asks device memory at once, or the launch was preempted: 40 us, then a
@@ -118,6 +132,43 @@ DHP_PTX void tma_prefetch_map(const CUtensorMap *map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
 
+/* ---- bulk sums out of shared memory (9.7.9.25) ------------------------------------------------------------------ */
+
+/* What this thread wrote to shared memory can be read by TMA and wgmma. */
+DHP_PTX void fence_async_shared(void) { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+/* If go: adds integers in shared memory to those in global memory, modulo 2^32. */
+DHP_PTX void bulk_add(int go, void *to, uint32_t from, int bytes) {
+  asm volatile("{.reg .pred one; elect.sync _|one, 0xffffffff; setp.ne.and.s32 one, %3, 0, one;\n"
+               "@one cp.reduce.async.bulk.global.shared::cta.bulk_group.add.u32 [%0], [%1], %2;}" ::"l"(to),
+               "r"(from), "r"(bytes), "r"(go)
+               : "memory");
+}
+DHP_PTX void bulk_commit(void) { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+/* Until all that this thread committed has been read from shared memory. */
+DHP_PTX void bulk_wait_read(void) { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
+
+/* ---- shared memory (9.7.9.8, 9.7.9.12, 9.7.15.4) ---------------------------------------------------------------- */
+
+/* 8 bytes, at this place of the program: where the compiler may choose, it loads what is used at once. */
+DHP_PTX float2 load_shared_two(uint32_t from) {
+  float2 x;
+  asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(x.x), "=f"(x.y) : "r"(from) : "memory");
+  return x;
+}
+
+DHP_PTX void store_shared_four(uint32_t to, const int32_t *x) {
+  asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3])
+               : "memory");
+}
+
+/* Four 8x8 matrices of 16-bit elements, transposed: lane 8 m + i has the address of column i of matrix m. */
+DHP_PTX void store_matrices_transposed(uint32_t to, const uint32_t *x) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(x[0]), "r"(x[1]),
+               "r"(x[2]), "r"(x[3])
+               : "memory");
+}
+
 /* ---- stores (9.7.9.12): a C `if` could become a branch -------------------------------------------------------- */
 
 /* If go. */
@@ -126,11 +177,28 @@ DHP_PTX void store_one(int go, float *to, float x) {
                : "memory");
 }
 
+/* If go: the low byte. */
+DHP_PTX void store_byte(int go, uint8_t *to, uint32_t x) {
+  asm volatile("{.reg .pred go; setp.ne.s32 go, %0, 0; @go st.global.u8 [%1], %2;}" ::"r"(go), "l"(to), "r"(x)
+               : "memory");
+}
+
+/* If go. */
+DHP_PTX void store_word(int go, uint32_t *to, uint32_t x) {
+  asm volatile("{.reg .pred go; setp.ne.s32 go, %0, 0; @go st.global.u32 [%1], %2;}" ::"r"(go), "l"(to), "r"(x)
+               : "memory");
+}
+
 /* If go: 16 bytes. */
 DHP_PTX void store_four(int go, void *to, const uint32_t *x) {
   asm volatile("{.reg .pred go; setp.ne.s32 go, %0, 0; @go st.global.v4.b32 [%1], {%2, %3, %4, %5};}" ::"r"(go),
                "l"(to), "r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3])
                : "memory");
+}
+
+/* Sets bits, whoever else does at the same time (9.7.13.6). */
+DHP_PTX void or_into(void *to, uint32_t bits) {
+  asm volatile("red.relaxed.gpu.global.or.b32 [%0], %1;" ::"l"(to), "r"(bits) : "memory");
 }
 
 /* For the end of a kernel whose last instruction is such a store: else ptxas makes its predicate that of an exit. */

@@ -110,7 +110,7 @@ def compile_kernel(family: Family, kernel: Kernel, nvcc: Path, out: Path) -> Cub
         run(
             [nvcc, "-ptx", "-O3", "-std=c++17", "-gencode=arch=compute_90a,code=compute_90a",
              "-Werror=all-warnings", f"-I{work}", *(f"-D{k}={v}" for k, v in kernel.macros.items()),
-             "-o", work / "kernel.ptx", family.folder / family.source],
+             "-o", work / "kernel.ptx", family.folder / (kernel.source or family.source)],
             f"{kernel.name}: nvcc",
         )
         try:

@@ -18,7 +18,7 @@ FAMILIES = Path(__file__).resolve().parent.parent / "families"
 @dataclass(frozen=True)
 class Kernel:
     """The constants of one kernel. The C struct dhp_kernel_info (csrc/dhp_fa.h) says what each is; `extra` are macros
-    that only this family's source reads."""
+    that only this family's source reads; `source` is another file of the family's folder than the family's own."""
 
     name: str
     dtype: str
@@ -31,6 +31,7 @@ class Kernel:
     step_cycles: int
     part: str = "out"
     extra: tuple[tuple[str, int], ...] = ()
+    source: str = ""
 
     @property
     def macros(self) -> dict[str, int]:

@@ -19,9 +19,12 @@ GROUP_BYTES = 1024
 PTX_TYPE = {"float16": "f16", "bfloat16": "bf16"}
 
 
-def product(name: str, comment: str, n: int, dtype: str, a_group_bytes: int | None, transpose_b: bool) -> str:
+def product(
+    name: str, comment: str, n: int, dtype: str, a_group_bytes: int | None, transpose_b: bool, fresh: bool = False
+) -> str:
     """One m64nNk16 product d = a * b + (accumulate ? d : 0); a thread holds n / 2 floats of d. Matrices in shared
-    memory are given by the low half of their descriptor. a_group_bytes: None if a is in registers."""
+    memory are given by the low half of their descriptor. a_group_bytes: None if a is in registers. fresh: d is written
+    only, and the product not to be called with accumulate."""
     floats = n // 2
     accumulators = ", ".join(f"%{i}" for i in range(floats))
     if a_group_bytes is None:
@@ -34,7 +37,7 @@ def product(name: str, comment: str, n: int, dtype: str, a_group_bytes: int | No
         a_count, immediates = 1, f"1, 1, 0, {int(transpose_b)}"
     b = floats + a_count
     ptx = PTX_TYPE[dtype]
-    outputs = ", ".join(f'"+f"(d[{i}])' for i in range(floats))
+    outputs = ", ".join(f'"{"=" if fresh else "+"}f"(d[{i}])' for i in range(floats))
     return f"""/* {comment} */
 static __device__ __forceinline__ void {name}(float *d, {a_parameter}, uint32_t b, int accumulate) {{
   asm volatile(

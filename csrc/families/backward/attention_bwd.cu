@@ -107,8 +107,7 @@ dhp_attention_bwd(const __grid_constant__ CUtensorMap own_s_map, const __grid_co
   }
 
   /* Of the walked queries, those of this thread's columns. */
-  const float4 *const statistics =
-      (const float4 *)(shared + (base - shared_address(shared)) + SHARED_STATISTICS) + lane % 4;
+  const uint32_t statistics = base + SHARED_STATISTICS + lane % 4 * STATISTICS_OF_PAIR;
 
   stage at = {0, 0};
   place now = {0, 0};
@@ -150,35 +149,35 @@ dhp_attention_bwd(const __grid_constant__ CUtensorMap own_s_map, const __grid_co
 
 /* A step, with the mask or without. Without a stage to spare, a tile is asked for as early as possible, and awaited
  * last. */
-#define RUN_STEP(masked)                                                                   \
-  do {                                                                                     \
-    ISSUE_SCORES();                                                                        \
-    wgmma_wait(WITH_DS);                                                                   \
-    if (!SPARE) FREE_STAGE_AND_LOAD();                                                     \
-    int limit[2];                                                                          \
-    for (int r = 0; r < 2; r++)                                                            \
-      limit[r] = edge[r] - first_row(&w, now) - lane % 4 * 2;                              \
-    queries.walked = statistics + at.index * (STATISTICS_BYTES / (int)sizeof *statistics); \
-    probabilities(probability, s, &queries, p.scale_log2, limit, masked);                  \
-    if (WITH_P) {                                                                          \
-      pack(packed_p, probability);                                                         \
-      wgmma_fence();                                                                       \
-      issue_registers<wgmma_gradient>(from_p, packed_p, OF_STAGE(sum_dp), WALK, 1);        \
-    }                                                                                      \
-    if (SPARE) {                                                                           \
-      AWAIT_NEXT();                                                                        \
-      FREE_STAGE_AND_LOAD();                                                               \
-    }                                                                                      \
-    if (WITH_DS) {                                                                         \
-      wgmma_wait(WITH_P);                                                                  \
-      score_gradients(packed_ds, probability, dp, &queries, limit, masked);                \
-      wgmma_fence();                                                                       \
-      issue_registers<wgmma_gradient>(from_ds, packed_ds, OF_STAGE(sum_s), WALK, 1);       \
-    }                                                                                      \
-    if (!SPARE) AWAIT_NEXT();                                                              \
-    at = stage_after(at);                                                                  \
-    now.tile++;                                                                            \
-    done++;                                                                                \
+#define RUN_STEP(masked)                                                             \
+  do {                                                                               \
+    ISSUE_SCORES();                                                                  \
+    wgmma_wait(WITH_DS);                                                             \
+    if (!SPARE) FREE_STAGE_AND_LOAD();                                               \
+    int limit[2];                                                                    \
+    for (int r = 0; r < 2; r++)                                                      \
+      limit[r] = edge[r] - first_row(&w, now) - lane % 4 * 2;                        \
+    queries.walked = statistics + at.index * STATISTICS_BYTES;                       \
+    probabilities(probability, s, &queries, p.scale_log2, limit, masked);            \
+    if (WITH_P) {                                                                    \
+      pack(packed_p, probability);                                                   \
+      wgmma_fence();                                                                 \
+      issue_registers<wgmma_gradient>(from_p, packed_p, OF_STAGE(sum_dp), WALK, 1);  \
+    }                                                                                \
+    if (SPARE) {                                                                     \
+      AWAIT_NEXT();                                                                  \
+      FREE_STAGE_AND_LOAD();                                                         \
+    }                                                                                \
+    if (WITH_DS) {                                                                   \
+      wgmma_wait(WITH_P);                                                            \
+      score_gradients(packed_ds, probability, dp, &queries, limit, masked);          \
+      wgmma_fence();                                                                 \
+      issue_registers<wgmma_gradient>(from_ds, packed_ds, OF_STAGE(sum_s), WALK, 1); \
+    }                                                                                \
+    if (!SPARE) AWAIT_NEXT();                                                        \
+    at = stage_after(at);                                                            \
+    now.tile++;                                                                      \
+    done++;                                                                          \
   } while (0)
 
   int done = 0;

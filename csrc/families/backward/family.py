@@ -1,26 +1,31 @@
-"""The backward family: fourteen kernels out of attention_bwd.cu. Why these shapes: docs/kernel-backward.md."""
+"""The backward family: ten kernels out of attention_bwd.cu, four out of one_pass.cu. Why these shapes:
+docs/kernel-backward.md."""
 
 from __future__ import annotations
+
+from functools import partial
 
 from families import Family, Kernel
 from wgmma import GROUP_BYTES, header, product
 
 # What a kernel computes, and the macros that say so: whether it owns keys or queries, and the gradients it adds up.
 PARTS = {
-    "dk dv": (("OWNS_KEYS", 1), ("WITH_DS", 1), ("WITH_P", 1)),
-    "dk": (("OWNS_KEYS", 1), ("WITH_DS", 1), ("WITH_P", 0)),
-    "dv": (("OWNS_KEYS", 1), ("WITH_DS", 0), ("WITH_P", 1)),
-    "dq": (("OWNS_KEYS", 0), ("WITH_DS", 1), ("WITH_P", 0)),
+    "dq dk dv": (("OWNS_KEYS", 1), ("WITH_DS", 1), ("WITH_P", 1), ("WITH_DQ", 1)),
+    "dk dv": (("OWNS_KEYS", 1), ("WITH_DS", 1), ("WITH_P", 1), ("WITH_DQ", 0)),
+    "dk": (("OWNS_KEYS", 1), ("WITH_DS", 1), ("WITH_P", 0), ("WITH_DQ", 0)),
+    "dv": (("OWNS_KEYS", 1), ("WITH_DS", 0), ("WITH_P", 1), ("WITH_DQ", 0)),
+    "dq": (("OWNS_KEYS", 0), ("WITH_DS", 1), ("WITH_P", 0), ("WITH_DQ", 0)),
 }
 
 # (part, head_dim, tile_k, warpgroups, stages, step_cycles). tile_k: rows of a walked tile; it is fixed for a part and a
 # head_dim, because it decides the order of the sums. It is as large as the registers allow beside the gradients: at
-# head_dim 256 those of dk alone are 128 floats a thread, so dk and dv are two kernels there.
+# head_dim 256 those of dk alone are 128 floats a thread, so dk and dv are two kernels there. Up to 128 one kernel
+# computes all three; dk and dv without dq have their own, which saves a product of five.
 SHAPES = [
+    ("dq dk dv", 64, 128, 2, 2, 2600),
+    ("dq dk dv", 128, 64, 2, 3, 2900),
     ("dk dv", 64, 96, 2, 4, 2000),
-    ("dq", 64, 128, 2, 4, 2000),
     ("dk dv", 128, 64, 2, 4, 2300),
-    ("dq", 128, 128, 2, 2, 3000),
     ("dk", 256, 48, 2, 2, 2600),
     ("dv", 256, 80, 2, 2, 2900),
     ("dq", 256, 48, 2, 2, 2600),
@@ -31,22 +36,32 @@ ROWS = 64  # owned rows of a warpgroup: those of a wgmma
 
 def kernel(dtype: str, part: str, head_dim: int, tile_k: int, warpgroups: int, stages: int, cycles: int) -> Kernel:
     name = f"bwd_{part.replace(' ', '')}_{dtype}_d{head_dim}_k{tile_k}_w{warpgroups}"
-    return Kernel(name, dtype, head_dim, tile_k, warpgroups, ROWS, stages, 1, cycles, part, PARTS[part])
+    source = "one_pass.cu" if part == "dq dk dv" else ""
+    return Kernel(name, dtype, head_dim, tile_k, warpgroups, ROWS, stages, 1, cycles, part, PARTS[part], source)
 
 
 def products(of: Kernel) -> str:
-    """S and dP, and the gradients."""
-    scores = product(
-        "wgmma_scores",
-        f"S[64, {of.tile_k}] (+)= OWN[64, 16] WALK[{of.tile_k}, 16]^T, both K-major in shared memory",
-        of.tile_k, of.dtype, a_group_bytes=GROUP_BYTES, transpose_b=False,
+    """S and dP, and the gradients; for one_pass.cu, those that begin anew, and a share of dq."""
+    scores = partial(
+        product,
+        comment=f"S[64, {of.tile_k}] (+)= OWN[64, 16] WALK[{of.tile_k}, 16]^T, both K-major in shared memory",
+        n=of.tile_k, dtype=of.dtype, a_group_bytes=GROUP_BYTES, transpose_b=False,
+    )
+    dq = partial(
+        product,
+        comment="DQ[64, 64] (+)= DS[64, 16] K[16, 64], DS K-major, K MN-major in shared memory",
+        n=64, dtype=of.dtype, a_group_bytes=GROUP_BYTES, transpose_b=True,
     )
     gradient = product(
         "wgmma_gradient",
         f"D[64, {of.head_dim}] (+)= P[64, 16] WALK[16, {of.head_dim}], P in registers, WALK MN-major in shared memory",
         of.head_dim, of.dtype, a_group_bytes=None, transpose_b=True,
     )
-    return header(scores, gradient)
+    two_pass = scores("wgmma_scores"), gradient
+    if not of.source:
+        return header(*two_pass)
+    fresh = scores("wgmma_scores_fresh", fresh=True), dq("wgmma_dq_fresh", fresh=True)
+    return header(*two_pass, *fresh, dq("wgmma_dq"))
 
 
 FAMILY = Family(

@@ -8,8 +8,11 @@
 #include "../../cuda/session.h"
 #include "../../hopper/chip.h"
 #include "../../mask.h"
+#include "../bounds/launch.h"
 #include "../delta/launch.h"
+#include "../dq_out/launch.h"
 #include "params.h"
+#include "workspace.h"
 
 #define LOG2_E 1.44269504088896341
 
@@ -23,16 +26,18 @@ typedef struct side {
 } side;
 
 /*
- * Keys that no query sees are cut off where they are walked: TMA then reads zeros, and whatever they hold cannot meet a
- * dS of 0. A walked side without rows is never read: any readable tensor serves.
+ * Where a dS of 0 would meet them, for dq, keys that no query sees are cut off: TMA then reads zeros, whatever they
+ * hold. A walked side without rows is never read: any readable tensor serves.
  */
-static void sides_of(const dhp_backward *args, const dhp_mask *mask, int owns_keys, side *own, side *walk) {
+static void sides_of(const dhp_backward *args, const dhp_mask *mask, int owns_keys, int with_dq, side *own,
+                     side *walk) {
   const dhp_attention *const forward = &args->forward;
   const side queries = {&forward->q, &args->grad_out, forward->q.size[2]};
   side keys = {&forward->k, &forward->v, forward->k.size[2]};
-  if (!owns_keys) keys.length = dhp_mask_keys_seen(mask);
+  if (with_dq) keys.length = dhp_mask_keys_seen(mask);
   *own = owns_keys ? keys : queries;
   *walk = owns_keys ? queries : keys;
+  if (own->length == 0) own->length = 1; /* read, and not used */
   if (walk->length == 0 || walk->s->size[1] == 0) *walk = *own;
 }
 
@@ -67,13 +72,14 @@ static dhp_status launch(const dhp_session *session, const dhp_backward *args, c
   const dhp_kernel_info *const kernel = what->kernel;
   const dhp_attention *const forward = &args->forward;
   const dhp_mask mask = dhp_mask_of(forward);
-  const int owns_keys = strcmp(kernel->part, "dq") != 0;
+  const int owns_keys = strcmp(kernel->part, "dq") != 0, with_dq = strchr(kernel->part, 'q') != NULL;
   side own, walk;
-  sides_of(args, &mask, owns_keys, &own, &walk);
+  sides_of(args, &mask, owns_keys, with_dq, &own, &walk);
   dhp_tensor_map maps[MAPS] = {0};
   const dhp_status status = encode_maps(session, args, kernel, &own, &walk, maps, error);
   if (status != DHP_OK) return status;
   const int64_t *const owned = own.s->size;
+  const dhp_backward_places workspace = dhp_backward_places_of(args);
   dhp_bwd_params params = {
       .statistics = args->workspace,
       .pairs = (int32_t)dhp_delta_pairs(args),
@@ -89,6 +95,10 @@ static dhp_status launch(const dhp_session *session, const dhp_backward *args, c
       .causal_offset = (int32_t)mask.highest,
       .scale = (float)forward->scale,
       .scale_log2 = fmaxf((float)((double)(float)forward->scale * LOG2_E), FLT_MIN), /* as in the forward */
+      .units = workspace.units,
+      .sums = workspace.sums,
+      .failed = workspace.failed,
+      .blocks = (int32_t)dhp_dq_out_blocks(args),
       .zero = 0,
   };
   set_output(owns_keys ? &args->dk : &args->dq, &params.from_ds, params.from_ds_stride);
@@ -106,8 +116,14 @@ dhp_status dhp_backward_launch(const dhp_backward *args, const dhp_backward_plan
   if (status != DHP_OK) return status;
   for (int i = 0; i < plan->count && status == DHP_OK; i++) {
     const dhp_launch *const what = &plan->launches[i];
-    status = strcmp(what->kernel->part, "delta") == 0 ? dhp_delta_launch(&session, args, what->kernel, stream, error)
-                                                      : launch(&session, args, what, stream, error);
+    if (strcmp(what->kernel->part, "bounds") == 0)
+      status = dhp_bounds_launch(&session, args, what->kernel, stream, error);
+    else if (strcmp(what->kernel->part, "delta") == 0)
+      status = dhp_delta_launch(&session, args, what->kernel, stream, error);
+    else if (strcmp(what->kernel->part, "dq out") == 0)
+      status = dhp_dq_out_launch(&session, args, what->kernel, stream, error);
+    else
+      status = launch(&session, args, what, stream, error);
   }
   dhp_session_end(&session);
   return status;

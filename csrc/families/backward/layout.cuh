@@ -1,7 +1,8 @@
 /*
  * layout.cuh - the constants of one backward kernel, and what lies where in its shared memory.
  *
- * HEAD_DIM, TILE_K, WARPGROUPS, ROWS, STAGES, CTAS_PER_SM, OWNS_KEYS, WITH_DS and WITH_P come from family.py.
+ * HEAD_DIM, TILE_K, WARPGROUPS, ROWS, STAGES, CTAS_PER_SM, OWNS_KEYS, WITH_DS, WITH_P and
+ * WITH_DQ come from family.py.
  */
 #ifndef DHP_BACKWARD_LAYOUT_CUH
 #define DHP_BACKWARD_LAYOUT_CUH
@@ -22,8 +23,12 @@ enum {
   SCORES = WALK / 2,           /* floats of S and of dP a thread holds: 64 * WALK / 128 */
   OUTPUTS = HEAD_DIM / 2,      /* floats of a gradient a thread holds */
   FIRST_LOADER = (WARPGROUPS - 1) * WARPS_PER_GROUP,
-  LOADERS = 2 + OWNS_KEYS, /* warps: one for each walked tensor, and for the statistics of walked queries */
-  SPARE = STAGES > 2       /* 1: so many stages that one can be loaded a step later than it is free */
+  LOADERS = 2 + OWNS_KEYS,    /* warps: one for each walked tensor, and for the statistics of walked queries */
+  SPARE = STAGES > 2,         /* 1: so many stages that one can be loaded a step later than it is free */
+  AHEAD = WITH_DQ ? 8 : 0,    /* of walked queries: pairs of deltas that are loaded before they are needed */
+  READS_AHEAD = SCORES <= 32, /* 1: registers suffice to read those a step ahead */
+  DS_BYTES = WARPGROUPS * ROWS * WALK * 2,     /* dS of a step, as the product of dq reads it */
+  SHARE_BYTES = 64 * 64 * (int)sizeof(int32_t) /* of dq: a warpgroup's 64 rows and 64 columns, see dq_sums.cuh */
 };
 
 enum { /* byte offsets from the 1024-aligned start */
@@ -31,7 +36,9 @@ enum { /* byte offsets from the 1024-aligned start */
        SHARED_OWN_DP = SHARED_OWN_S + WARPGROUPS * OWN_BYTES,
        SHARED_WALK_S = OWNED * WARPGROUPS * OWN_BYTES,
        SHARED_WALK_DP = SHARED_WALK_S + STAGES * WALK_BYTES,
-       SHARED_STATISTICS = SHARED_WALK_DP + STAGES * WALK_BYTES,
+       SHARED_DS = SHARED_WALK_DP + STAGES * WALK_BYTES, /* two, in turn */
+       SHARED_SHARES = SHARED_DS + WITH_DQ * 2 * DS_BYTES,
+       SHARED_STATISTICS = SHARED_SHARES + WITH_DQ * WARPGROUPS * SHARE_BYTES,
        SHARED_BARRIERS = SHARED_STATISTICS + STAGES * STATISTICS_BYTES
 };
 
@@ -42,7 +49,7 @@ enum mbarrier {                 /* byte offset from SHARED_BARRIERS */
 };
 
 static_assert(DHP_BWD_ALIGN + SHARED_BARRIERS + BARRIER_BYTES ==
-                  DHP_BWD_SHARED_BYTES(HEAD_DIM, TILE_K, WARPGROUPS, ROWS, STAGES, OWNS_KEYS, WITH_DS, WITH_P),
+                  DHP_BWD_SHARED_BYTES(HEAD_DIM, TILE_K, WARPGROUPS, ROWS, STAGES, OWNS_KEYS, WITH_DS, WITH_P, WITH_DQ),
               "the host and the kernel disagree on the shared memory plan");
 
 #endif

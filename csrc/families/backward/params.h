@@ -14,9 +14,14 @@ enum {
 
 /* All public: shape, strides, flags, and where the results go. q, k, v and grad_out travel as tensor maps. */
 typedef struct dhp_bwd_params {
-  void *from_ds, *from_p;                       /* dk or dq; dv. Like k, q, v; 16-byte aligned rows; null: unwanted */
-  int64_t from_ds_stride[3], from_p_stride[3];  /* of batch, head and row, in elements */
-  const float *statistics;                      /* [batch heads][pairs][4], see ../delta/params.h */
+  void *from_ds, *from_p;                      /* dk or dq; dv. Like k, q, v; 16-byte aligned rows; null: unwanted */
+  int64_t from_ds_stride[3], from_p_stride[3]; /* of batch, head and row, in elements */
+  const float *statistics;                     /* [batch heads][pairs][4], see ../delta/params.h */
+  /* With dq among others, one_pass.cu: */
+  uint8_t *units;                               /* [batch heads][seqlen_q], see ../delta/params.h */
+  int32_t *sums;                                /* [batch heads][head_dim / 64][blocks][1024], ../dq_out/params.h */
+  float *failed;                                /* [batch key heads]: gets NaN if a share of dq is wrong */
+  int32_t blocks;                               /* of sixteen query rows, in a head */
   int32_t pairs;                                /* of query rows, in a head */
   int32_t heads, own_heads, heads_per_key_head; /* heads: of queries; own_heads: of the owned side */
   int32_t seqlen_q, seqlen_k;                   /* seqlen_k: without the keys that no query sees */
@@ -29,11 +34,13 @@ typedef struct dhp_bwd_params {
 
 /*
  * Dynamic shared memory of one CTA in bytes: the owned rows of the tensor of S and, with dS, of that of dP; stages of a
- * tile of two tensors and two floats for each of its rows; an 8-byte mbarrier for the owned rows and for each stage. A
- * macro because it initialises a constant table.
+ * tile of two tensors and two floats for each of its rows; an 8-byte mbarrier for the owned rows and for each stage.
+ * With dq among others, two tiles of dS, and 64 times 64 integers for each warpgroup. A macro because it initialises a
+ * constant table.
  */
-#define DHP_BWD_SHARED_BYTES(head_dim, tile_k, warpgroups, rows, stages, owns_keys, with_ds, with_p) \
-  (DHP_BWD_ALIGN + (1 + (with_ds)) * (warpgroups) * (rows) * (head_dim) * 2 +                        \
-   2 * (stages) * (tile_k) * (head_dim) * 2 + (stages) * (tile_k) * 8 + 8 * (1 + (stages)))
+#define DHP_BWD_SHARED_BYTES(head_dim, tile_k, warpgroups, rows, stages, owns_keys, with_ds, with_p, with_dq) \
+  (DHP_BWD_ALIGN + (1 + (with_ds)) * (warpgroups) * (rows) * (head_dim) * 2 +                                 \
+   2 * (stages) * (tile_k) * (head_dim) * 2 + (stages) * (tile_k) * 8 + 8 * (1 + (stages)) +                  \
+   (with_dq) * (warpgroups) * (2 * (rows) * (tile_k) * 2 + 64 * 64 * 4))
 
 #endif

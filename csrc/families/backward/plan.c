@@ -10,7 +10,10 @@
 #include "../../check.h"
 #include "../../error.h"
 #include "../../kernels/kernel_table.h"
+#include "../bounds/launch.h"
 #include "../delta/launch.h"
+#include "../dq_out/launch.h"
+#include "workspace.h"
 
 /* The kernels of this family. */
 extern const dhp_family dhp_family_backward;
@@ -35,14 +38,25 @@ dhp_status dhp_plan_backward(const dhp_backward *args, dhp_backward_plan *plan, 
   status = dhp_plan_attention(&args->forward, &forward, error);
   if (status != DHP_OK) return status;
 
+  const int one_pass = dhp_backward_is_one_pass(args);
+  if (one_pass) {
+    const dhp_kernel_info *const bounds = dhp_bounds_kernel(args);
+    plan->launches[plan->count++] = (dhp_launch){bounds, dhp_bounds_grid(args, bounds)};
+  }
   const dhp_kernel_info *const delta = dhp_delta_kernel(args);
   const int64_t delta_grid = delta ? dhp_delta_grid(args, delta) : 0;
   if (delta_grid > 0) plan->launches[plan->count++] = (dhp_launch){delta, delta_grid};
   const int dk = args->dk.data != NULL, dv = args->dv.data != NULL, dq = args->dq.data != NULL;
   int found = delta != NULL;
-  if ((dk || dv) && !add(plan, args, "dk dv"))
-    found &= (!dv || add(plan, args, "dv")) && (!dk || add(plan, args, "dk"));
-  if (dq) found &= add(plan, args, "dq");
+  if (one_pass) {
+    found &= add(plan, args, "dq dk dv");
+    const dhp_kernel_info *const dq_out = dhp_dq_out_kernel(args);
+    plan->launches[plan->count++] = (dhp_launch){dq_out, dhp_dq_out_grid(args, dq_out)};
+  } else {
+    if ((dk || dv) && !add(plan, args, "dk dv"))
+      found &= (!dv || add(plan, args, "dv")) && (!dk || add(plan, args, "dk"));
+    if (dq) found &= add(plan, args, "dq");
+  }
   if (!found)
     return dhp_fail(error, DHP_UNSUPPORTED, "q: head_dim %lld; no backward kernel of this build serves it",
                     (long long)args->forward.q.size[3]);
@@ -55,6 +69,5 @@ dhp_status dhp_plan_backward(const dhp_backward *args, dhp_backward_plan *plan, 
 }
 
 size_t dhp_backward_workspace(const dhp_backward *args, int on_cuda) {
-  const int64_t *const q = args->forward.q.size;
-  return on_cuda ? (size_t)(q[0] * q[1] * dhp_delta_pairs(args)) * 4 * sizeof(float) : 0;
+  return on_cuda ? dhp_backward_places_of(args).bytes : 0;
 }

@@ -1,6 +1,6 @@
 /*
  * delta.cu - of each query row, what its gradients need besides the tensors: delta = rowsum(grad_out * out) - grad_lse,
- * and lse in base 2.
+ * and lse in base 2; and where dq is added up in integers, the unit of each row (units.cuh).
  *
  * A row is read by LANES lanes, eight elements each, and a warp reads 32 / LANES rows at a time. Each lane adds up its
  * eight products in order, then the lanes' sums meet in a tree of shuffles: the order of a row's sum is fixed.
@@ -8,12 +8,13 @@
  * An lse that is not finite becomes NaN. Of a row that sees a key it says that a score was +inf or NaN, or every one
  * -inf: softmax of that row is NaN, and so are the gradients. Of a row that sees none, no probability is looked at.
  *
- * CT: out, grad_out, lse and grad_lse only ever meet conversions, multiplications, additions, bit masks that are
- * public, and shuffles with constant lanes. Addresses and predicates are functions of the block index and the
- * parameters.
+ * CT: out, grad_out, lse, grad_lse and the bounds of k and v only ever meet conversions, multiplications, additions,
+ * maxima, the logarithm and selects of ct.h, masks and selects that are public, and shuffles with constant lanes.
+ * Addresses and predicates are functions of the thread, the block index and the parameters.
  */
 #include "../../hopper/ptx.cuh"
 #include "params.h"
+#include "units.cuh"
 
 enum {
   EIGHT = 8,                /* elements of 16 bytes */
@@ -21,7 +22,8 @@ enum {
   WARPS = WARPGROUPS * 4,
   WARP_ROWS = ROWS / WARPS, /* rows that a warp computes */
   AT_A_TIME = 32 / LANES,
-  TURNS = WARP_ROWS / AT_A_TIME
+  TURNS = WARP_ROWS / AT_A_TIME,
+  WITH_UNITS = HEAD_DIM <= 128 /* one_pass.cu serves no more */
 };
 
 static_assert(32 % LANES == 0 && ROWS % WARPS == 0 && WARP_ROWS % AT_A_TIME == 0, "rows share out evenly");
@@ -36,6 +38,25 @@ static __device__ __forceinline__ void widen(float *x, uint4 packed) {
 
 static __device__ __forceinline__ uint4 masked(uint4 x, uint32_t mask) {
   return make_uint4(x.x & mask, x.y & mask, x.z & mask, x.w & mask);
+}
+
+/* Over the lanes that share a row, in a tree. */
+static __device__ __forceinline__ float sum_of_lanes(float sum) {
+#pragma unroll
+  for (int step = 1; step < LANES; step *= 2)
+    sum += __shfl_xor_sync(FULL_MASK, sum, step);
+  return sum;
+}
+
+/* The row's largest |element|; eight are this lane's. */
+static __device__ __forceinline__ float largest_of_lanes(uint4 eight) {
+  uint32_t largest = largest_of_eight(eight);
+#pragma unroll
+  for (int step = 1; step < LANES; step *= 2)
+    largest = larger_halves(largest, __shfl_xor_sync(FULL_MASK, largest, step));
+  float low, high;
+  unpack_two(&low, &high, largest);
+  return low;
 }
 
 extern "C" __global__ void __launch_bounds__(WARPGROUPS * 128, CTAS_PER_SM)
@@ -66,6 +87,10 @@ dhp_attention_delta(const __grid_constant__ dhp_delta_params p) {
     lse[turn] = p.lse[first_of_head + there];
     grad_lse[turn] = __uint_as_float(__float_as_uint(p.grad_lse[first_of_head + there]) & p.has_grad_lse);
   }
+  /* In the end a lane has the row of the turn with its number, or of the last one. */
+  const int turn_here = min(lane % LANES, TURNS - 1);
+  const int row_here = tile * ROWS + warp * WARP_ROWS + turn_here * AT_A_TIME + lane / LANES;
+  float norm_here = 0.f, delta_here = 0.f, lse_here = 0.f;
 #pragma unroll
   for (int turn = 0; turn < TURNS; turn++) {
     float a[EIGHT], b[EIGHT], sum = 0.f;
@@ -74,15 +99,28 @@ dhp_attention_delta(const __grid_constant__ dhp_delta_params p) {
 #pragma unroll
     for (int i = 0; i < EIGHT; i++)
       sum = fmaf(a[i], b[i], sum);
-#pragma unroll
-    for (int step = 1; step < LANES; step *= 2)
-      sum += __shfl_xor_sync(FULL_MASK, sum, step);
+    sum = sum_of_lanes(sum);
     const float log2_e = 1.44269504f;
-    const float in_base_2 = fmaf(lse[turn], log2_e, lse[turn] * 0.f);
+    const float in_base_2 = fmaf(lse[turn], log2_e, lse[turn] * 0.f), delta = sum - grad_lse[turn];
     const int exists = row[turn] < p.seqlen_q, go = lane % LANES == 0 && row[turn] < 2 * p.pairs;
     float *const to = statistics + (int64_t)(row[turn] / 2) * 4 + row[turn] % 2;
     store_one(go, to, exists ? in_base_2 : 0.f);
-    store_one(go, to + 2, exists ? sum - grad_lse[turn] : 0.f);
+    store_one(go, to + 2, exists ? delta : 0.f);
+    if (WITH_UNITS) {
+      const float power = power_for(largest_of_lanes(grad_eight[turn]));
+      const float norm = log2_norm(sum_of_lanes(squares_of_eight(b, power)), power);
+      norm_here = turn == turn_here ? norm : norm_here;
+      delta_here = turn == turn_here ? delta : delta_here;
+      lse_here = turn == turn_here ? in_base_2 : lse_here;
+    }
+  }
+  if (WITH_UNITS) {
+    const int last = last_key(&p, row_here), common = last_key(&p, tile * ROWS);
+    const float2 keys = bounds_up_to(&p, head_of_all / p.heads_per_key_head, max(common, 0), max(last, 0), lane);
+    const uint32_t unit = last >= 0 ? unit_of(norm_here, delta_here, lse_here, keys) : ONE_UNIT;
+    store_byte(p.blocks > 0 && lane % LANES < TURNS && row_here < p.seqlen_q,
+               p.units + (int64_t)head_of_all * p.seqlen_q + row_here, unit);
+    clear_sums(&p, head_of_all, tile);
   }
   end_together();
 }
