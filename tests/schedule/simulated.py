@@ -24,6 +24,8 @@ import families  # noqa: E402
 
 COMPILER = shlex.split(os.environ.get("CXX", "c++"))
 FLAGS = ["-std=c++17", "-O2", "-Wall", "-Wextra", "-Werror", "-Wno-unknown-pragmas", "-ffunction-sections"]
+# Warnings that only the host's compiler has for device sources.
+OF_KERNELS = ["-Wno-parentheses", "-Wno-int-in-bool-context", "-Wno-missing-field-initializers"]
 VIOLATION = 1  # exit status of a program that found one
 
 needs_compiler = pytest.mark.skipif(
@@ -48,16 +50,20 @@ class Simulated:
 
     Attributes:
         name: of the family.
+        model: the files of its folder here that are linked with each kernel.
         scheduled: substitutions by which the simulator chooses what a CTA computes.
         tiles_and_steps: all sequences of up to this many tiles with loops of 1 to this many steps are run: short ones
             next to each other, and ones that are longer than the stages.
         mutations: mistakes that must be found.
+        source: the file of the family whose kernels these are, if it is another than the family's own.
     """
 
     name: str
     scheduled: tuple[Substitution, ...]
     tiles_and_steps: tuple[tuple[int, int], ...]
     mutations: tuple[Mutation, ...]
+    model: tuple[str, ...] = ("model.cpp",)
+    source: str = ""
 
     @property
     def family(self) -> families.Family:
@@ -66,7 +72,13 @@ class Simulated:
     @property
     def kernels(self) -> list[families.Kernel]:
         """One of each choice of constants: the dtype does not matter to a schedule."""
-        return [kernel for kernel in self.family.kernels if kernel.dtype == "float16"]
+        of_source = [kernel for kernel in self.family.kernels if kernel.source == self.source]
+        return [kernel for kernel in of_source if kernel.dtype == "float16"]
+
+    @property
+    def label(self) -> str:
+        """For the names of tests."""
+        return Path(self.source).stem or self.name
 
 
 def run(*command: str | Path) -> subprocess.CompletedProcess[str]:
@@ -81,14 +93,14 @@ def compile_object(source: Path, target: Path, *options: str) -> Path:
     return target
 
 
-def copy_sources(family: families.Family, folder: Path, changes: tuple[Substitution, ...]) -> Path:
-    """The family's device sources under `folder`, each change made in the one place where its text stands, and the stub
+def copy_sources(family: families.Family, source: str, folder: Path, changes: tuple[Substitution, ...]) -> Path:
+    """The family's headers and its file `source` under `folder`, each change made in the one place where its text stands, and the stub
     of ptx.cuh. Returns the copy of the family's folder."""
     texts = {
         path.relative_to(CSRC): path.read_text()
         for part in (CSRC / "hopper", family.folder)
         for path in sorted(part.iterdir())
-        if path.suffix in (".cu", ".cuh", ".h")
+        if path.suffix in (".cuh", ".h") or path.name == source
     }
     texts[Path("ct.h")] = (CSRC / "ct.h").read_text()
     for old, new in changes:
@@ -106,9 +118,11 @@ def compile_kernel(
     simulated: Simulated, kernel: families.Kernel, source: str, folder: Path, changes: tuple[Substitution, ...]
 ) -> Path:
     """An object: `source` of the family's folder here, which includes the changed kernel with these constants."""
-    sources = copy_sources(simulated.family, folder, changes)
+    kernel_source = kernel.source or simulated.family.source
+    sources = copy_sources(simulated.family, kernel_source, folder, changes)
     includes = [sources, SCHEDULE / simulated.name, SCHEDULE / "stubs", SCHEDULE]
     constants = [f"-D{name}={value}" for name, value in kernel.macros.items()]
+    constants.append(f'-DKERNEL_SOURCE="{kernel_source}"')
     return compile_object(
-        SCHEDULE / simulated.name / source, folder / "kernel.o", *constants, *(f"-I{path}" for path in includes)
+        SCHEDULE / simulated.name / source, folder / "kernel.o", *OF_KERNELS, *constants, *(f"-I{path}" for path in includes)
     )

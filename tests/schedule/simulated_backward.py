@@ -45,9 +45,12 @@ MUTATIONS = (
     Mutation("rows_not_poisoned", (("poison = arrived ? 0.f : NAN;", "poison = 0.f;"),), time_outs=True),
 )
 
+BACKWARD_MODEL = ("model.cpp", "dq.cpp")
+
 BACKWARD = Simulated(
     name="backward",
     scheduled=(("const walk w = walk_of(&p);", "const walk w = scheduled_walk<walk>();"),),
     tiles_and_steps=((3, 5), (1, 12)),
     mutations=MUTATIONS,
+    model=BACKWARD_MODEL,
 )

@@ -45,6 +45,7 @@ struct Layout {
   bool waits_for_nothing = false; /* a warp may wait for a phase that it has seen, or for the one before the first */
   bool mbarriers_order = false;   /* what came before the arrivals of a phase comes before what follows a wait for it */
   std::vector<Boxes> boxes;
+  std::vector<uint32_t> areas; /* shared addresses that begin what one warp writes, for products or bulk sums to read */
 };
 
 /* ---- what main.cpp asks for ------------------------------------------------------------------------------------ */
@@ -69,10 +70,15 @@ void await_launches_before();
 void mbarrier_init(uint32_t address, int arrivals);
 void mbarrier_arrive(uint32_t address, uint32_t bytes);
 bool mbarrier_wait(uint32_t address, uint32_t parity, bool at_start);
+bool mbarrier_try(uint32_t address, uint32_t parity, bool came_before); /* one of a wait that is spread out */
 void named_barrier(int id, int threads, bool wait);
 void load(uint32_t destination, uint32_t barrier, const Tile &tile);
 void commit_products();
 void await_products(int pending);
+void fence_async(); /* of the areas that the warp wrote */
+void sync_warp();
+void commit_sums();
+void await_sums();
 
 /* ---- what a model calls, of the warp that runs ------------------------------------------------------------------ */
 
@@ -82,6 +88,13 @@ bool launches_have_ended();
 bool products_have_ended();
 int step_of(int product);                      /* one more step of the open group: how many there were before */
 void read(uint32_t address, const Tile &tile); /* the open group reads the box there, which has to hold this tile */
+void read_at_once(uint32_t address, const Tile &tile); /* the warp does */
+void read_area(uint32_t start, int content);           /* the open group reads an area, which has to hold this */
+void write_area(uint32_t start, int content, bool is_first, bool is_last); /* a store of several */
+void add_area(uint32_t start, int content);                                /* a bulk sum out of it begins */
+/* The open group's accumulator: NaN while it is under way, then these numbers in elements 0, 1, 4, 5, ... and others.
+ */
+void result(float *to, int count, float of_row, float of_next_row);
 
 inline uint32_t address_of(uint32_t descriptor) { return (descriptor & 0x3fff) << 4; }
 inline uint32_t leading_bytes_of(uint32_t descriptor) { return (descriptor >> 16) << 4; }
@@ -100,6 +113,13 @@ void end_warp();                     /* the warp that runs has ended: is anythin
 sim::Rows rows();
 void store_row(const void *to, const uint32_t *four_words); /* 16 bytes of a row of an output */
 void store_number(const float *to, float x);
+/* A family that has no such instruction need not define its function. In shared memory: */
+void read_shared(uint32_t from); /* 8 bytes */
+void store_shared(uint32_t to, const int32_t *four_words);
+void store_matrices(uint32_t to, const uint32_t *four_words); /* transposed */
+/* In global memory: */
+void add(const int32_t *to, uint32_t from, int bytes); /* a bulk sum */
+void set_bits(const void *to, uint32_t bits);
 
 } // namespace model
 

@@ -25,8 +25,10 @@ from simulated import (
 )
 from simulated_backward import BACKWARD
 from simulated_forward import FORWARD
+from simulated_one_pass import ONE_PASS
 
-SIMULATED = [FORWARD, BACKWARD]
+SIMULATED = [FORWARD, BACKWARD, ONE_PASS]
+MACHINE = ("simulator", "barriers", "products", "main")
 SCHEDULES = 4  # random ones for each sequence of tiles
 
 pytestmark = needs_compiler
@@ -44,10 +46,10 @@ def test_every_family_that_has_a_schedule_is_simulated() -> None:
 def build(tmp_path_factory: pytest.TempPathFactory) -> Build:
     """Compiles what all kernels share; the function compiles a kernel, changed as told, and links a program."""
     shared = tmp_path_factory.mktemp("simulator")
-    objects = [compile_object(SCHEDULE / f"{name}.cpp", shared / f"{name}.o") for name in ("simulator", "main")]
+    objects = [compile_object(SCHEDULE / f"{name}.cpp", shared / f"{name}.o") for name in MACHINE]
     models = {
-        simulated.name: compile_object(SCHEDULE / simulated.name / "model.cpp", shared / f"{simulated.name}.o")
-        for simulated in SIMULATED
+        (name, file): compile_object(SCHEDULE / name / file, shared / f"{name}_{file}.o")
+        for name, file in sorted({(simulated.name, file) for simulated in SIMULATED for file in simulated.model})
     }
 
     def build_program(
@@ -56,7 +58,8 @@ def build(tmp_path_factory: pytest.TempPathFactory) -> Build:
         folder.mkdir(exist_ok=True)
         compiled = compile_kernel(simulated, kernel, "kernel.cpp", folder, (*simulated.scheduled, *changes))
         program = folder / "simulate"
-        assert run(*COMPILER, compiled, models[simulated.name], *objects, "-o", program).returncode == 0
+        model = [models[simulated.name, file] for file in simulated.model]
+        assert run(*COMPILER, compiled, *model, *objects, "-o", program).returncode == 0
         return program
 
     return build_program
@@ -89,7 +92,7 @@ def test_no_schedule_breaks_a_rule(
 @pytest.mark.parametrize(
     ("simulated", "mutation"),
     [
-        pytest.param(simulated, mutation, id=f"{simulated.name}-{mutation.name}")
+        pytest.param(simulated, mutation, id=f"{simulated.label}-{mutation.name}")
         for simulated in SIMULATED
         for mutation in simulated.mutations
     ],

@@ -1,6 +1,6 @@
 /*
  * kernel.cpp - compiles a backward kernel for the host, with its constants, and tells its model where things lie in
- * shared memory. "attention_bwd.cu" is a copy that asks scheduled_walk in place of walk_of.
+ * shared memory. KERNEL_SOURCE is a copy that asks scheduled_walk in place of walk_of.
  */
 #include "model.h"
 
@@ -18,11 +18,10 @@ template <class Walk> static Walk scheduled_walk() {
   return w;
 }
 
-#include "attention_bwd.cu"
+#include KERNEL_SOURCE
 
 Index blockIdx, gridDim; /* only walk_of reads them, and it is not called */
-/* Read, where the statistics of queries would be: zeros. All else goes by address alone. */
-alignas(16) char shared[DHP_BWD_SHARED_BYTES(HEAD_DIM, TILE_K, WARPGROUPS, ROWS, STAGES, OWNS_KEYS, WITH_DS, WITH_P)];
+char shared[1];          /* never touched: addresses are numbers here */
 /* The statistics of owned queries, in global memory. */
 static float of_rows[(size_t)backward::BATCHES * backward::HEADS * backward::ROWS_OF_HEAD * 2];
 
@@ -35,18 +34,32 @@ extern const backward::Shape backward::shape = {
     OWNS_KEYS != 0,
     WITH_DS != 0,
     WITH_P != 0,
+    WITH_DQ != 0,
     BOX_COLUMNS,
     ROW_BYTES,
     OWN_BOX_BYTES,
     WALK_BOX_BYTES,
     STATISTICS_BYTES,
+    DS_BYTES,
     DHP_BWD_ALIGN + SHARED_OWN_S,
     DHP_BWD_ALIGN + SHARED_OWN_DP,
     DHP_BWD_ALIGN + SHARED_WALK_S,
     DHP_BWD_ALIGN + SHARED_WALK_DP,
+    DHP_BWD_ALIGN + SHARED_DS,
+    DHP_BWD_ALIGN + SHARED_SHARES,
     DHP_BWD_ALIGN + SHARED_STATISTICS,
     DHP_BWD_ALIGN + SHARED_BARRIERS,
 };
+
+/* Rows of dq of two elements: their units. */
+static std::vector<float> units_of_rows() {
+  std::vector<float> units((size_t)backward::BATCHES * backward::HEADS * backward::ROWS_OF_HEAD);
+  for (size_t i = 0; i < units.size(); i++)
+    units[i] = (float)(backward::UNIT_OF_FIRST_ROW + i);
+  return units;
+}
+static std::vector<float> units = units_of_rows();
+const float *backward::units() { return ::units.data(); }
 
 void model::run_warp() {
   dhp_bwd_params p = {};
@@ -63,6 +76,16 @@ void model::run_warp() {
   p.seqlen_q = p.seqlen_k = p.own_rows = backward::ROWS_OF_HEAD;
   p.head_dim = HEAD_DIM;
   p.scale = p.scale_log2 = 1.f;
+  if (WITH_DQ) {
+    p.seqlen_q = backward::query_rows();
+    p.dq = units.data();
+    p.dq_stride[2] = sizeof(float) / 2;
+    p.dq_stride[1] = backward::ROWS_OF_HEAD * p.dq_stride[2];
+    p.dq_stride[0] = backward::HEADS * p.dq_stride[1];
+    p.sums = reinterpret_cast<int32_t *>(backward::SUMS);
+    p.blocks = (p.seqlen_q + 15) / 16;
+    p.failed = reinterpret_cast<float *>(backward::FAILED);
+  }
   dhp_attention_bwd({backward::OWN_S}, {backward::OWN_DP}, {backward::WALK_S}, {backward::WALK_DP},
                     {backward::STATISTICS}, p);
 }

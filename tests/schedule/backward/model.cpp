@@ -2,22 +2,19 @@
  * model.cpp - what a backward CTA has to multiply and to store.
  *
  * Checked: every product reads its warpgroup's owned rows and the walked tile that comes next, S before dP, P walk_dp
- * before dS walk_s; what a tile's statistics say is there until the step's last product ends; every tile of every
- * walked head is visited; each row of each gradient is stored where it belongs, after all products. A warp that gave
- * up stores NaN only.
+ * before dS walk_s; what comes of a product is not used before it has ended; each tile's statistics are read while they
+ * are there, and before its gradients are multiplied; every tile of every walked head is visited; each row of each
+ * gradient is stored where it belongs, after all products. A warp that gave up stores NaN only. What comes with dq, if
+ * the kernel computes that, too: dq.cpp.
  *
  * The lengths of a run: as many walked heads as there are, each of one tile less than the first length says, so that
  * there are also CTAs that walk nothing.
  */
-#include "model.h"
-
-#include <array>
+#include "run.h"
 
 using namespace backward;
 
 namespace {
-
-enum Product { SCORES, DP, SUM_OF_P, SUM_OF_DS, PRODUCTS };
 
 enum {
   ROWS_PER_STEP = 16,
@@ -26,22 +23,13 @@ enum {
   STORE_BLOCKS = 4   /* of eight columns, that a quad stores together */
 };
 
-/* How far a warp is: products committed, and 16-byte parts of rows stored. */
-struct Progress {
-  std::array<int, PRODUCTS> committed;
-  int stored;
-};
-
 Walk of_run;
-std::array<Progress, sim::MAX_WARPS> progress;
 sim::Rows stored_rows;
 
-Progress &mine() { return progress[(size_t)sim::warp_index()]; }
-
-int box_count() { return shape.head_dim / shape.box_columns; }
-int group() { return sim::warp_index() / sim::WARPS_PER_GROUP; }
-int steps() { return of_run.heads * of_run.tiles; }
-bool is_computed(int product) { return product == SCORES || (product == SUM_OF_P ? shape.with_p : shape.with_ds); }
+bool is_computed(int product) {
+  if (product == DQ) return shape.with_dq;
+  return product == SCORES || (product == SUM_OF_P ? shape.with_p : shape.with_ds);
+}
 int gradients() { return (int)shape.with_ds + (int)shape.with_p; }
 
 /* Of two products that alternate, if both are computed, the one whose turn it is. */
@@ -51,12 +39,8 @@ Product turn_of(Product first, Product second) {
   return is_computed(second) && committed[first] > committed[second] ? second : first;
 }
 
-int head_of(int step) { return of_run.head + step / of_run.tiles; }
-
-int row_of(int step) {
-  const int nth = step % of_run.tiles;
-  return (of_run.start + (shape.owns_keys ? nth : -nth)) * shape.tile;
-}
+/* Of a tile's walked queries, those of a lane: two of each block of eight. */
+int pairs() { return shape.tile / 8; }
 
 sim::Tile walked(int tensor, int column, int step) {
   return {tensor, column, row_of(step), head_of(step), of_run.batch};
@@ -64,12 +48,22 @@ sim::Tile walked(int tensor, int column, int step) {
 
 void require_all_committed(const char *otherwise) {
   for (int product = 0; product < PRODUCTS; product++)
-    sim::require(mine().committed[(size_t)product] == (is_computed(product) ? steps() : 0), otherwise);
+    sim::require(mine().committed[(size_t)product] == (is_computed(product) ? steps() + (product == DQ) : 0),
+                 otherwise);
 }
 
 } // namespace
 
+std::array<Progress, sim::MAX_WARPS> backward::progress;
+
 const Walk &backward::walk() { return of_run; }
+
+int backward::head_of(int step) { return of_run.head + step / of_run.tiles; }
+
+int backward::row_of(int step) {
+  const int nth = step % of_run.tiles;
+  return (of_run.start + (shape.owns_keys ? nth : -nth)) * shape.tile;
+}
 
 sim::Layout model::begin(const std::vector<int> &lengths, std::mt19937 &rng) {
   Walk &w = of_run;
@@ -88,13 +82,15 @@ sim::Layout model::begin(const std::vector<int> &lengths, std::mt19937 &rng) {
   layout.barriers = shape.barriers;
   layout.mbarriers = 1 + shape.stages;
   layout.waits_for_nothing = true;
-  layout.mbarriers_order = true; /* a warpgroup that only arrives at FINISHED is held back by the loads it waits for */
+  layout.mbarriers_order =
+      !shape.with_dq; /* a warpgroup that only arrives at FINISHED is held back by the loads it waits for */
   const int own = shape.warpgroups * box_count(), walked = shape.stages * box_count();
   layout.boxes = {{shape.own_s, own, shape.own_box_bytes},
                   {shape.walk_s, walked, shape.walk_box_bytes},
                   {shape.walk_dp, walked, shape.walk_box_bytes},
                   {shape.statistics, shape.stages, shape.statistics_bytes}};
   if (shape.with_ds) layout.boxes.push_back({shape.own_dp, own, shape.own_box_bytes});
+  begin_dq(rng, &layout);
   return layout;
 }
 
@@ -104,20 +100,27 @@ bool model::waits_for(int, int) { return true; }
 bool model::waits_twice(int) { return false; }
 
 void model::commit(int product, int steps_of_product) {
-  const bool of_shared = product == SCORES || product == DP;
-  sim::require(steps_of_product == (of_shared ? shape.head_dim / STEP_COLUMNS : shape.tile / ROWS_PER_STEP),
+  const bool of_scores = product == SCORES || product == DP, of_gradient = product == SUM_OF_P || product == SUM_OF_DS;
+  const int owned_rows = shape.warpgroups * shape.rows;
+  sim::require(steps_of_product == (of_scores     ? shape.head_dim / STEP_COLUMNS
+                                    : of_gradient ? shape.tile / ROWS_PER_STEP
+                                                  : owned_rows / ROWS_PER_STEP),
                "a product of too few or too many steps");
-  mine().committed[(size_t)product]++;
+  const int nth = ++mine().committed[(size_t)product];
+  if (!shape.owns_keys || !of_gradient) return;
+  sim::require(mine().read[LSE] >= nth * pairs() && (product == SUM_OF_P || mine().read[DELTA] >= nth * pairs()),
+               "a sum over a tile whose statistics have not been read");
 }
 
 void model::end_warp() {
   require_all_committed("walked tiles are left");
   sim::require(mine().stored == LANE_ROWS * gradients() * shape.head_dim / (8 * STORE_BLOCKS), "rows are left");
+  end_dq();
 }
 
 sim::Rows model::rows() { return stored_rows; }
 
-void backward::multiply_scores(uint32_t own_descriptor, uint32_t walk_descriptor, int accumulate) {
+void backward::multiply_scores(float *s, uint32_t own_descriptor, uint32_t walk_descriptor, int accumulate) {
   const Product product = turn_of(SCORES, DP);
   const int step = sim::step_of(product), at = mine().committed[product];
   sim::require(at < steps(), "scores of more tiles than there are");
@@ -129,9 +132,10 @@ void backward::multiply_scores(uint32_t own_descriptor, uint32_t walk_descriptor
              of_run.own_head, of_run.batch});
   sim::read(sim::address_of(walk_descriptor) - step_bytes,
             walked(product == SCORES ? WALK_S : WALK_DP, column - in_box, at));
+  sim::result(s, shape.tile / 2, 0.f, 0.f);
 }
 
-void backward::multiply_gradient(uint32_t walk_descriptor, int accumulate) {
+void backward::multiply_gradient(float *d, const uint32_t *scores, uint32_t walk_descriptor, int accumulate) {
   const Product product = turn_of(SUM_OF_P, SUM_OF_DS);
   const int step = sim::step_of(product), at = mine().committed[product];
   sim::require(at < mine().committed[product == SUM_OF_P ? SCORES : DP], "a sum over a tile that has no scores yet");
@@ -140,12 +144,24 @@ void backward::multiply_gradient(uint32_t walk_descriptor, int accumulate) {
   const uint32_t first = sim::address_of(walk_descriptor) - (uint32_t)(step * ROWS_PER_STEP * shape.row_bytes);
   for (int i = 0; i < box_count(); i++)
     sim::read(first + (uint32_t)i * sim::leading_bytes_of(walk_descriptor), walked(tensor, i * shape.box_columns, at));
-  const bool is_last = product == SUM_OF_DS || !shape.with_ds;
-  if (!shape.owns_keys || !is_last || step > 0) return;
-  const uint32_t tiles = tensor == WALK_S ? shape.walk_s : shape.walk_dp;
-  const uint32_t index = (first - tiles) / ((uint32_t)box_count() * shape.walk_box_bytes);
-  sim::read(shape.statistics + index * shape.statistics_bytes,
-            {STATISTICS, 2 * row_of(at), of_run.batch * HEADS + head_of(at), 0, 0});
+  for (int i = 0; i < 4; i++)
+    sim::require(scores[i] == 0, "a sum of scores that have not come");
+  sim::result(d, shape.head_dim / 2, 1.f, 1.f);
+}
+
+/*
+ * The statistics of each tile are read in order, lse and delta each. Those after the last tile's are not used: a kernel
+ * that reads them a step ahead may find anything.
+ */
+void model::read_shared(uint32_t from) {
+  const uint32_t offset = from - shape.statistics, stage = offset / shape.statistics_bytes;
+  const uint32_t in_stage = offset % shape.statistics_bytes, statistic = in_stage % 16 / 8;
+  const int nth = mine().read[statistic]++, tile = nth / pairs(), pair = nth % pairs();
+  sim::require(in_stage == (uint32_t)pair * 64 + statistic * 8, "statistics of other queries"); /* lane 0's */
+  sim::require(tile < steps() || (shape.with_dq && tile == steps()), "statistics of more tiles than there are");
+  if (tile < steps())
+    sim::read_at_once(shape.statistics + stage * shape.statistics_bytes,
+                      {STATISTICS, 2 * row_of(tile), of_run.batch * HEADS + head_of(tile), 0, 0});
 }
 
 void model::store_row(const void *to, const uint32_t *four_words) {
@@ -168,5 +184,3 @@ void model::store_row(const void *to, const uint32_t *four_words) {
   stored_rows.stored += part == 0;
   stored_rows.poisoned += part == 0 && sim::has_timed_out();
 }
-
-void model::store_number(const float *, float) { sim::require(false, "a number is stored"); }

@@ -17,21 +17,33 @@ const Walk &walk();
 /* The constants of one kernel. rows: owned rows of a warpgroup; tile: rows of a walked tile. */
 struct Shape {
   int head_dim, tile, warpgroups, rows, stages;
-  bool owns_keys, with_ds, with_p;
+  bool owns_keys, with_ds, with_p, with_dq;
   int box_columns, row_bytes;
-  uint32_t own_box_bytes, walk_box_bytes, statistics_bytes;
-  uint32_t own_s, own_dp, walk_s, walk_dp, statistics, barriers; /* shared addresses */
+  uint32_t own_box_bytes, walk_box_bytes, statistics_bytes, ds_bytes;
+  uint32_t own_s, own_dp, walk_s, walk_dp, ds, shares, statistics, barriers; /* shared addresses */
 };
 extern const Shape shape;
 
-enum { HEADS = 32, BATCHES = 4, ROWS_OF_HEAD = 1 << 10 }; /* of the tensors that the simulated CTA works on */
+enum { HEADS = 32, BATCHES = 4, ROWS_OF_HEAD = 1 << 11 }; /* of the tensors that the simulated CTA works on */
 
 /* Where a gradient's row goes: addresses only, nothing is stored. In elements, which are 2 bytes. */
 enum : int64_t { BATCH_STRIDE = 1 << 28, HEAD_STRIDE = 1 << 22, ROW_STRIDE = 1 << 10 };
-enum : uintptr_t { FROM_DS = (uintptr_t)1 << 40, FROM_P = (uintptr_t)1 << 41 };
+enum : uintptr_t {
+  FROM_DS = (uintptr_t)1 << 40,
+  FROM_P = (uintptr_t)1 << 41,
+  SUMS = (uintptr_t)1 << 42,
+  FAILED = (uintptr_t)1 << 43
+};
 
-void multiply_scores(uint32_t own_descriptor, uint32_t walk_descriptor, int accumulate);
-void multiply_gradient(uint32_t walk_descriptor, int accumulate);
+/* The units of query rows, by batch, head and row: each is another number. They stand where rows of dq will. */
+enum { UNIT_OF_FIRST_ROW = 1 };
+const float *units();
+
+int query_rows(); /* of a head, if the kernel computes dq besides */
+
+void multiply_scores(float *s, uint32_t own_descriptor, uint32_t walk_descriptor, int accumulate);
+void multiply_gradient(float *d, const uint32_t *scores, uint32_t walk_descriptor, int accumulate);
+void multiply_dq(float *dq, uint32_t ds_descriptor, uint32_t k_descriptor, int accumulate);
 
 } // namespace backward
 

@@ -7,6 +7,7 @@
 
 #include <math.h>
 #include <stdint.h>
+#include <string.h>
 
 #include "../simulator.h"
 
@@ -26,6 +27,10 @@ struct float4 {
   float x, y, z, w;
 };
 
+struct float2 {
+  float x, y;
+};
+
 struct Index {
   unsigned x;
 };
@@ -36,6 +41,14 @@ static inline uint32_t __umulhi(uint32_t a, uint32_t b) { return (uint32_t)((uin
 static inline int min(int a, int b) { return a < b ? a : b; }
 static inline int max(int a, int b) { return a > b ? a : b; }
 template <class T> static inline T __shfl_xor_sync(unsigned, T x, int) { return x; }
+static inline void __syncwarp() { sim::sync_warp(); }
+static inline float2 make_float2(float x, float y) { return {x, y}; }
+static inline int __float2int_rn(float x) { return isnan(x) ? 0 : (int)rintf(x); }
+static inline uint32_t __float_as_uint(float x) {
+  uint32_t bits;
+  memcpy(&bits, &x, sizeof bits);
+  return bits;
+}
 static inline void __syncthreads() { sim::named_barrier(0, 32 * sim::warp_count(), true); }
 
 #endif

@@ -1,6 +1,6 @@
 /*
- * ptx.cuh - stands in for csrc/hopper/ptx.cuh: what matters to the schedule goes to the simulator, the rest (fences,
- * prefetches, the launch of later kernels) does nothing. A packed pair of elements is NaN or 0.
+ * ptx.cuh - stands in for csrc/hopper/ptx.cuh: what matters to the schedule goes to the simulator, the rest (fences of
+ * registers, prefetches, the launch of later kernels) does nothing. A packed pair of elements is NaN or 0.
  */
 #ifndef DHP_PTX_CUH
 #define DHP_PTX_CUH
@@ -20,6 +20,9 @@ static inline uint32_t mbarrier_wait(uint32_t barrier, uint32_t parity, uint32_t
 }
 static inline uint32_t mbarrier_wait_long(uint32_t barrier, uint32_t parity, uint32_t) {
   return sim::mbarrier_wait(barrier, parity, true);
+}
+static inline uint32_t mbarrier_try(uint32_t barrier, uint32_t parity, uint32_t, uint32_t before) {
+  return sim::mbarrier_try(barrier, parity, before);
 }
 
 static inline void bar_sync(int go, int id, int threads) {
@@ -41,6 +44,21 @@ static inline void tma_load_2d(int go, uint32_t destination, const CUtensorMap *
 }
 static inline void tma_prefetch_map(const CUtensorMap *) {}
 
+static inline void fence_async_shared() { sim::fence_async(); }
+static inline void bulk_add(int go, void *to, uint32_t from, int bytes) {
+  if (go) model::add(static_cast<int32_t *>(to), from, bytes);
+}
+static inline void bulk_commit() { sim::commit_sums(); }
+static inline void bulk_wait_read() { sim::await_sums(); }
+
+static inline float2 load_shared_two(uint32_t from) {
+  model::read_shared(from);
+  return {0.f, 0.f};
+}
+static inline void store_shared_four(uint32_t to, const int32_t *x) { model::store_shared(to, x); }
+static inline void store_matrices_transposed(uint32_t to, const uint32_t *x) { model::store_matrices(to, x); }
+
+static inline void or_into(void *to, uint32_t bits) { model::set_bits(to, bits); }
 static inline void store_one(int go, float *to, float x) {
   if (go) model::store_number(to, x);
 }

@@ -1,0 +1,189 @@
+/*
+ * barriers.cpp - mbarriers, the loads that complete them, and named barriers; what is checked of them says
+ * simulator.cpp.
+ */
+#include "machine.h"
+
+#include <algorithm>
+
+namespace sim {
+namespace {
+
+int mbarrier_at(uint32_t address) {
+  const uint32_t index = (address - layout.barriers) / 8;
+  require(index < mbarriers.size() && address % 8 == 0, "an address that is no mbarrier's");
+  return (int)index;
+}
+
+void complete_if_due(int index) {
+  Mbarrier &barrier = mbarriers[(size_t)index];
+  if (barrier.pending != 0 || barrier.bytes != 0) return;
+  for (int i = 0; barrier.phase > 0 && i < warp_count(); i++) {
+    const Warp &w = warps[(size_t)i];
+    if (!model::waits_for(i, index) || w.timed_out) continue;
+    require(w.seen[index] >= barrier.phase &&
+                w.wait_began[index][(size_t)barrier.phase - 1] <= barrier.clock[(size_t)i],
+            "a phase may end before a warp has seen the one before");
+  }
+  barrier.phase++;
+  barrier.ended = barrier.clock;
+  barrier.pending = barrier.arrivals;
+  barrier.arrived = 0;
+}
+
+} // namespace
+
+bool has_come(const Warp &w) { return ((unsigned)mbarriers[(size_t)w.at_mbarrier].phase & 1) != w.parity; }
+
+void finish_load(size_t index) {
+  const Load done = loads[index];
+  loads.erase(loads.begin() + (std::ptrdiff_t)index);
+  Mbarrier &barrier = mbarriers[(size_t)done.barrier];
+  require(barrier.phase == done.phase, "a load ends in another phase than it began");
+  done.box->under_way = false;
+  barrier.bytes -= done.box->bytes;
+  require(barrier.bytes >= 0, "a load of more bytes than announced");
+  complete_if_due(done.barrier);
+}
+
+void mbarrier_init(uint32_t address, int arrivals) {
+  Mbarrier &barrier = mbarriers[(size_t)mbarrier_at(address)];
+  barrier.arrivals = barrier.pending = arrivals;
+}
+
+void mbarrier_arrive(uint32_t address, uint32_t bytes) {
+  give_way();
+  tick();
+  const Warp &w = self();
+  const int index = mbarrier_at(address);
+  Mbarrier &barrier = mbarriers[(size_t)index];
+  require(w.awaited_launches, "an arrival before the launches before have ended");
+  require(!w.timed_out, "a warp that timed out arrives at an mbarrier");
+  require(w.seen[index] == barrier.phase, "an arrival in a phase before the end of the last has been seen");
+  require(!(barrier.arrived >> current & 1), "two arrivals of a warp in one phase");
+  require(barrier.pending > 0, "more arrivals than expected");
+  barrier.arrived |= 1u << current;
+  barrier.pending--;
+  barrier.bytes += bytes;
+  join(barrier.clock, w.clock);
+  complete_if_due(index);
+}
+
+/*
+ * A wait begins for the next phase of an mbarrier. False if it waits for nothing: the phase before has ended, also that
+ * before the first, as the hardware has it. A tile that was not awaited shows when it is read.
+ */
+static bool begin_wait(int index, uint32_t parity, bool is_extra) {
+  Warp &w = self();
+  const int phase = (int)w.wait_began[index].size();
+  if (layout.waits_for_nothing && parity != ((unsigned)phase & 1)) return false;
+  require(parity == ((unsigned)phase & 1), "a wait for the wrong parity");
+  w.phase_awaited = phase + 1;
+  tick();
+  if (!is_extra) w.wait_began[index].push_back(w.clock[(size_t)current]);
+  return true;
+}
+
+static bool try_once(int index, uint32_t parity, bool may_give_up) {
+  Warp &w = self();
+  w.at_mbarrier = index;
+  w.parity = parity;
+  w.gives_up = may_give_up;
+  give_way();
+  const bool came = has_come(w);
+  w.at_mbarrier = -1;
+  return came;
+}
+
+/* The warp knows that the phase came, or that it has waited in vain. */
+static void end_wait(int index, bool came) {
+  Warp &w = self();
+  w.timed_out |= !came;
+  if (w.timed_out) return;
+  const int phase = mbarriers[(size_t)index].phase;
+  require(phase == w.phase_awaited, "a wait ends in another phase");
+  w.seen[index] = phase;
+  if (layout.mbarriers_order) join(w.clock, mbarriers[(size_t)index].ended);
+}
+
+bool mbarrier_wait(uint32_t address, uint32_t parity, bool at_start) {
+  const int index = mbarrier_at(address);
+  if (!begin_wait(index, parity, at_start && model::waits_twice(index))) return true;
+  const bool came = try_once(index, parity, time_outs && one_in(50));
+  end_wait(index, came);
+  return came;
+}
+
+/* Any try but the last may end too early, time-outs or not: that is what the others are for. */
+bool mbarrier_try(uint32_t address, uint32_t parity, bool came_before) {
+  const int index = mbarrier_at(address);
+  Tries &tries = self().tries;
+  if (tries.made == 0) {
+    tries.mbarrier = index;
+    tries.parity = parity;
+    tries.came = false;
+    tries.for_nothing = !begin_wait(index, parity, false);
+  }
+  require(tries.mbarrier == index && tries.parity == parity, "a wait of too few tries");
+  require(tries.came == came_before, "a try does not know what the one before said");
+  const bool is_last = ++tries.made == TRIES;
+  if (is_last) tries.made = 0;
+  if (tries.for_nothing) return tries.came = true;
+  const bool came = try_once(index, parity, is_last ? time_outs && one_in(50) : one_in(2));
+  require(came || !tries.came || self().timed_out, "a phase ends between two tries of a wait for the one before");
+  if ((came && !tries.came) || (is_last && !came)) end_wait(index, came);
+  return tries.came = came;
+}
+
+void named_barrier(int id, int threads, bool wait) {
+  give_way();
+  tick();
+  require(id >= 0 && id < NAMED_BARRIERS, "a named barrier that does not exist");
+  Warp &w = self();
+  NamedBarrier &barrier = named_barriers[(size_t)id];
+  require(barrier.arrived == 0 || barrier.threads == threads, "a named barrier is met with different thread counts");
+  require(!(barrier.arrived >> current & 1), "a warp meets a named barrier twice in one phase");
+  for (size_t i = 0; i < MAX_WARPS; i++)
+    require(barrier.clock_before[i] <= w.clock[i], "a named barrier may be met before its last phase has ended");
+  if (barrier.arrived == 0) barrier.clock = {};
+  barrier.threads = threads;
+  barrier.arrived |= 1u << current;
+  join(barrier.clock, w.clock);
+  if (wait) w.at_named_barrier = id;
+  if (32 * __builtin_popcount(barrier.arrived) == threads) {
+    for (Warp &waiting : warps) {
+      if (waiting.at_named_barrier != id) continue;
+      waiting.at_named_barrier = -1;
+      join(waiting.clock, barrier.clock);
+    }
+    barrier.clock_before = barrier.clock;
+    barrier.arrived = 0;
+  }
+  if (wait) give_way();
+}
+
+void load(uint32_t destination, uint32_t barrier, const Tile &tile) {
+  give_way();
+  tick();
+  const Warp &w = self();
+  const int index = mbarrier_at(barrier);
+  const auto box = std::find_if(boxes.begin(), boxes.end(), [=](const Box &b) { return b.start == destination; });
+  require(box != boxes.end(), "a load to where no box begins");
+  require(w.awaited_launches, "a load before the launches before have ended");
+  require(!w.timed_out, "a warp that timed out asks for a tile");
+  require(mbarriers[(size_t)index].arrived >> current & 1, "a load without its arrival in this phase");
+  require(!box->under_way && (box->barrier < 0 || w.seen[box->barrier] > box->phase),
+          "a load over one that has not been seen to arrive");
+  for (int i = 0; i < warp_count(); i++) {
+    const size_t reader = (size_t)i;
+    require(box->reads[reader] == 0 || warps[reader].timed_out, "a load over a tile that is being read");
+    require(box->read[reader] <= w.clock[reader], "a load that does not come after the last read");
+  }
+  box->holds = tile;
+  box->barrier = index;
+  box->phase = mbarriers[(size_t)index].phase;
+  box->under_way = true;
+  loads.push_back({&*box, index, box->phase});
+}
+
+} // namespace sim
