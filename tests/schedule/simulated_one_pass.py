@@ -7,8 +7,127 @@ from dataclasses import replace
 from simulated import Mutation
 from simulated_backward import BACKWARD
 
-MUTATIONS = (
-    Mutation("rows_not_poisoned", (("poison = arrived ? 0.f : NAN;", "poison = 0.f;"),), time_outs=True),
+# What stands in more than one place, by what is next to it.
+SENDS = "ISSUE_SCORES(); send_share(sent.exists, sums_of(&p, w.batch, &sent, group)"
+MARKS = "CTA_THREADS); mark_rows(&p, w.batch, &last"
+AWAITS_SENDING = "bulk_wait_read(); __syncwarp(); wgmma_wait(1);"
+TRY = "mbarrier_try(stages_full + 8 * after.index, parity, p.zero, there)"
+SAYS_READ = "bar_arrive(done > 0 && done + 1 < steps, READ + group + 2 * (done + 1 & 1), CTA_THREADS);"
+READY = "fence_async_shared(); __syncwarp(); bulk_add"
+SAYS_WRITTEN = "fence_async_shared(); bar_arrive(1, WRITTEN + group + 2 * (done & 1), CTA_THREADS);"
+READS_AHEAD = "load_statistics(lse, statistics + after.index * STATISTICS_BYTES, LSE, PAIRS);"
+
+OF_STAGES = (
+    Mutation("used_without_stage", (("done > 0, USED + at.index,", "done > 0, USED,"), ("USED + after.index", "USED"))),
+    Mutation(
+        "loads_before_the_first_has_finished",
+        (
+            ("bar_sync(is_last_group && done > 0, USED", "bar_sync(is_last_group && done < 0, USED"),
+            ("bar_arrive(!is_last_group && done + 1 < steps, USED", "bar_arrive(0, USED"),
+        ),
+    ),
+    Mutation("arrives_once_more_than_is_met", (("!is_last_group && done + 1 < steps, USED", "!is_last_group, USED"),)),
+    Mutation("asked_for_into_the_stage_at_work", (("base, index_before(at.index), &w,", "base, at.index, &w,"),)),
+    Mutation("more_asked_for_than_there_is", (("wanted = next.head < w.heads && arrived;", "wanted = arrived;"),)),
+    Mutation(
+        "finished_before_its_last_product", (("wgmma_wait(0); bar_arrive(!is_last_group", "bar_arrive(!is_last_group"),)
+    ),
+    Mutation("loads_after_a_time_out", (("next.head < w.heads && arrived;", "next.head < w.heads;"),), time_outs=True),
 )
 
-ONE_PASS = replace(BACKWARD, source="one_pass.cu", mutations=MUTATIONS)
+OF_WAITS = (
+    Mutation("the_next_tile_is_not_awaited", (("after.parity ^ (uint32_t)(done + 1 == steps)", "after.parity ^ 1u"),)),
+    Mutation("nothing_is_tried", ((TRY, "1u | parity"),)),
+    Mutation("waits_in_vain_after_the_last_step", (("(uint32_t)(done + 1 == steps)", "0u"),)),
+    Mutation("waits_in_vain_for_nothing", (("steps > 0 ? 0 : 1, p.zero", "0, p.zero"),)),
+    Mutation("a_try_too_few", (("unit, DQ_FLOATS / 2); TRY_NEXT();", "unit, DQ_FLOATS / 2);"),)),
+    Mutation("a_try_does_not_know_the_one_before", (("parity, p.zero, there)", "parity, p.zero, 0)"),)),
+    Mutation(
+        "only_the_first_tries_count",
+        (("arrived &= there;", ""), ("if (!SPARE) { TRY_NEXT();", "arrived &= there; if (!SPARE) { TRY_NEXT();")),
+    ),
+    Mutation("what_the_tries_say_is_lost", (("arrived &= there;", ""),), time_outs=True),
+    Mutation("statistics_of_this_tile_again", ((READS_AHEAD, READS_AHEAD.replace("after", "at")),)),
+    Mutation(
+        "statistics_before_their_tile",
+        ((READS_AHEAD, ""), ("uint32_t there = 0;", f"uint32_t there = 0; {READS_AHEAD}")),
+    ),
+    Mutation("statistics_of_the_first_tile_not_read", (("load_statistics(lse, statistics, LSE, PAIRS);", ""),)),
+    Mutation("rows_not_poisoned", (("poison = arrived ? 0.f : NAN;", "poison = 0.f;"),), time_outs=True),
+    Mutation("no_failure_told", (("store_one(!arrived, p.failed", "store_one(0, p.failed"),), time_outs=True),
+)
+
+OF_PRODUCTS = (
+    Mutation("probabilities_before_s", (("wgmma_wait(1); probabilities", "wgmma_wait(2); probabilities"),)),
+    Mutation("score_gradients_before_dp", (("wgmma_wait(0); score_gradients", "wgmma_wait(1); score_gradients"),)),
+    Mutation("a_share_before_its_product", (("__syncwarp(); wgmma_wait(1);", "__syncwarp(); wgmma_wait(2);"),)),
+    Mutation("the_last_share_before_its_product", (("__syncwarp(); wgmma_wait(0);", "__syncwarp();"),)),
+    Mutation("dq_of_the_first_columns", (("(SPLITS_ROWS ? 0 : group * OWN_BOX_BYTES)", "0"),)),
+    Mutation("dq_of_the_first_rows", (("SPLITS_ROWS * group * 64 * ROW_BYTES", "0"),)),
+    Mutation("dq_of_one_warpgroups_keys", (("(group * OWN_BYTES + in_group * ROW_BYTES)", "(in_group * ROW_BYTES)"),)),
+)
+
+OF_DS = (
+    Mutation("stored_over_what_is_being_read", (("bar_sync(done > 1, READ", "bar_sync(0, READ"), (SAYS_READ, ""))),
+    Mutation("read_said_before_it_is", ((SAYS_READ, ""), (AWAITS_SENDING, f"{SAYS_READ} {AWAITS_SENDING}"))),
+    Mutation("read_said_in_the_first_step", (("done > 0 && done + 1 < steps, READ", "done + 1 < steps, READ"),)),
+    Mutation("read_said_in_the_last_step", (("done > 0 && done + 1 < steps, READ", "done > 0, READ"),)),
+    Mutation(
+        "read_without_parity",
+        (("READ + other + 2 * (done & 1)", "READ + other"), ("READ + group + 2 * (done + 1 & 1)", "READ + group")),
+    ),
+    Mutation("stored_into_the_other_buffer", (("ds_out + (done & 1) * DS", "ds_out + (done + 1 & 1) * DS"),)),
+    Mutation("multiplied_from_the_other_buffer", (("(((step) & 1) *", "(((step) + 1 & 1) *"),)),
+    Mutation(
+        "multiplied_before_the_other_has_written",
+        (("bar_sync(go, WRITTEN", "bar_sync(0, WRITTEN"), (SAYS_WRITTEN, "fence_async_shared();")),
+    ),
+    Mutation(
+        "written_said_before_it_is",
+        ((SAYS_WRITTEN, ""), ("store_score_gradients(ds_out", f"{SAYS_WRITTEN} store_score_gradients(ds_out")),
+    ),
+    Mutation(
+        "written_said_before_the_fence",
+        ((SAYS_WRITTEN, f"{SAYS_WRITTEN.removeprefix('fence_async_shared();')} fence_async_shared();"),),
+    ),
+    Mutation("no_fence_after_ds", ((SAYS_WRITTEN, SAYS_WRITTEN.removeprefix("fence_async_shared();")),)),
+    Mutation(
+        "written_without_parity",
+        (
+            ("WRITTEN + other + 2 * (done + 1 & 1)", "WRITTEN + other"),
+            ("WRITTEN + group + 2 * (done & 1)", "WRITTEN + group"),
+        ),
+    ),
+    Mutation("ds_of_the_other_keys", (("SHARED_DS + group * WALK", "SHARED_DS + other * WALK"),)),
+)
+
+OF_SHARES = (
+    Mutation("overwritten_while_it_is_sent", ((AWAITS_SENDING, "__syncwarp(); wgmma_wait(1);"),)),
+    Mutation(
+        "the_last_but_one_overwritten",
+        (("bulk_wait_read(); __syncwarp(); wgmma_wait(0);", "__syncwarp(); wgmma_wait(0);"),),
+    ),
+    Mutation("one_lane_knows_that_it_was_sent", ((AWAITS_SENDING, "bulk_wait_read(); wgmma_wait(1);"),)),
+    Mutation("ends_while_it_is_sent", (("share_out); bulk_wait_read(); const float", "share_out); const float"),)),
+    Mutation("sent_without_a_fence", ((READY, "__syncwarp(); bulk_add"),)),
+    Mutation("sent_before_all_lanes_have_fenced", ((READY, "fence_async_shared(); bulk_add"),)),
+    Mutation("never_committed", (("bulk_commit();", ""),)),
+    Mutation("the_last_is_not_sent", (("send_share(last.exists,", "send_share(0,"),)),
+    Mutation("the_last_but_one_is_not_sent", (("(steps > 0); send_share(sent.exists,", "(steps > 0); send_share(0,"),)),
+    Mutation("sent_a_step_too_early", ((SENDS, SENDS.replace("sent", "last")),)),
+    Mutation(
+        "sent_where_the_next_belongs",
+        (("sent = last; last.head", "last.head"), ("last.block < p.blocks;", "last.block < p.blocks; sent = last;")),
+    ),
+    Mutation("a_share_of_nothing", (("share last = {w.head, 0, 0}", "share last = {w.head, 0, 1}"),)),
+    Mutation("blocks_past_the_last_row", (("last.exists = last.block < p.blocks;", "last.exists = 1;"),)),
+    Mutation("units_of_the_share_before", (("*unit_of_row(&p, w.batch, &last,", "*unit_of_row(&p, w.batch, &sent,"),)),
+    Mutation("another_share_is_marked", ((MARKS, MARKS.replace("last", "sent")),)),
+    Mutation("no_share_is_marked", (("__float_as_uint(zero_or_nan) & nan", "0 & nan"),)),
+    Mutation("marked_though_it_is_nothing", (("s->exists ? 0x7fc00000u : 0;", "0x7fc00000u;"),)),
+    Mutation("heads_are_not_counted", (("now.head++;", ""),)),
+    Mutation("both_warpgroups_send_to_one_box", (("+ (SPLITS_ROWS ? 0 : group);", "+ 0 * group;"),)),
+    Mutation("only_half_is_stored", (("store_share(share_out + lane * 16, dq, unit, DQ_FLOATS / 2); TRY", "TRY"),)),
+)
+
+ONE_PASS = replace(BACKWARD, source="one_pass.cu", mutations=OF_STAGES + OF_WAITS + OF_PRODUCTS + OF_DS + OF_SHARES)

@@ -84,7 +84,7 @@ void set_up_warp(Warp &w) {
 }
 
 void set_up(const std::vector<int> &lengths) {
-  layout = model::begin(lengths, rng);
+  layout = model::begin(lengths);
   mbarriers.assign((size_t)layout.mbarriers, Mbarrier());
   named_barriers.fill(NamedBarrier());
   boxes.clear();
@@ -154,6 +154,8 @@ void join(Clock &clock, const Clock &other) {
   for (size_t i = 0; i < clock.size(); i++)
     clock[i] = std::max(clock[i], other[i]);
 }
+
+int random(int n) { return (int)(rng() % (unsigned)n); }
 
 void require(bool holds, const char *what) {
   if (holds) return;

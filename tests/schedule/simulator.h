@@ -7,9 +7,9 @@
 #ifndef SCHEDULE_SIMULATOR_H
 #define SCHEDULE_SIMULATOR_H
 
+#include <stddef.h>
 #include <stdint.h>
 
-#include <random>
 #include <vector>
 
 namespace sim {
@@ -82,6 +82,7 @@ void await_sums();
 
 /* ---- what a model calls, of the warp that runs ------------------------------------------------------------------ */
 
+int random(int n);                          /* from 0 to n - 1 */
 void require(bool holds, const char *what); /* or the run ends with this sentence */
 bool has_timed_out();
 bool launches_have_ended();
@@ -92,8 +93,7 @@ void read_at_once(uint32_t address, const Tile &tile); /* the warp does */
 void read_area(uint32_t start, int content);           /* the open group reads an area, which has to hold this */
 void write_area(uint32_t start, int content, bool is_first, bool is_last); /* a store of several */
 void add_area(uint32_t start, int content);                                /* a bulk sum out of it begins */
-/* The open group's accumulator: NaN while it is under way, then these numbers in elements 0, 1, 4, 5, ... and others.
- */
+/* The open group's accumulator: NaN while it is under way; then these numbers, of the two rows that a lane has. */
 void result(float *to, int count, float of_row, float of_next_row);
 
 inline uint32_t address_of(uint32_t descriptor) { return (descriptor & 0x3fff) << 4; }
@@ -104,8 +104,8 @@ inline uint32_t leading_bytes_of(uint32_t descriptor) { return (descriptor >> 16
 /* A family's model: FAMILY/model.cpp. The stubs of its products and stores are its own. */
 namespace model {
 
-sim::Layout begin(const std::vector<int> &lengths, std::mt19937 &rng); /* a new run */
-void run_warp();                                                       /* the kernel, as the warp that runs */
+sim::Layout begin(const std::vector<int> &lengths); /* a new run */
+void run_warp();                                    /* the kernel, as the warp that runs */
 bool waits_for(int warp, int mbarrier);
 bool waits_twice(int mbarrier);      /* at the start, and again later; the first time does not count */
 void commit(int product, int steps); /* of the warp that runs */

@@ -36,10 +36,17 @@ pytestmark = needs_compiler
 Build = Callable[[Simulated, families.Kernel, Path, tuple[Substitution, ...]], Path]
 
 
-def test_every_family_that_has_a_schedule_is_simulated() -> None:
+def test_every_source_that_has_a_schedule_is_simulated() -> None:
     """One without barriers and loads of its own has none: its threads read, compute and store."""
-    scheduled = {one.name for one in families.families() if "barrier_init" in (one.folder / one.source).read_text()}
-    assert {simulated.name for simulated in SIMULATED} == scheduled
+    sources = {
+        (one, kernel.source or one.source, kernel.source) for one in families.families() for kernel in one.kernels
+    }
+    scheduled = {
+        (one.name, own_source)
+        for one, source, own_source in sources
+        if "barrier_init" in (one.folder / source).read_text()
+    }
+    assert {(simulated.name, simulated.source) for simulated in SIMULATED} == scheduled
 
 
 @pytest.fixture(scope="session")

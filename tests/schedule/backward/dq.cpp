@@ -49,7 +49,7 @@ bool operator<(const Place &a, const Place &b) {
 std::array<Sent, sim::MAX_WARPS> progress_of_dq;
 std::map<Place, int> shares; /* how many have been sent there */
 int rows_of_queries, warps_ended;
-unsigned nan_seed;
+unsigned nan_bits;
 
 Sent &my_dq() { return progress_of_dq[(size_t)sim::warp_index()]; }
 
@@ -68,7 +68,7 @@ bool exists(int n) { return n > 0 && place_of(n).block < blocks(); }
 /* One in four of all lanes' rows. */
 bool has_nan(int n, int lane_row) {
   const unsigned bit = (unsigned)(n * 5 + sim::warp_index() * 3 + lane_row) % 15;
-  return (nan_seed >> bit & nan_seed >> (bit + 15) & 1) != 0;
+  return (nan_bits >> bit & nan_bits >> (bit + 15) & 1) != 0;
 }
 
 int unit_index(int n, int lane_row) {
@@ -89,13 +89,13 @@ uint32_t share_area() { return shape.shares + (uint32_t)(sim::warp_index() * BLO
 
 int query_rows() { return rows_of_queries; }
 
-void begin_dq(std::mt19937 &rng, sim::Layout *layout) {
+void begin_dq(sim::Layout *layout) {
   const Walk &w = walk();
   progress_of_dq.fill({});
   shares.clear();
   warps_ended = 0;
-  nan_seed = (unsigned)rng();
-  rows_of_queries = std::max(w.start + w.tiles, 1) * shape.tile - (int)(rng() % (unsigned)shape.tile);
+  nan_bits = (unsigned)sim::random(1 << 30);
+  rows_of_queries = std::max(w.start + w.tiles, 1) * shape.tile - sim::random(shape.tile);
   if (!shape.with_dq) return;
   for (int warp = 0; warp < layout->warps; warp++) {
     const int of_group = warp / sim::WARPS_PER_GROUP, slice = warp % sim::WARPS_PER_GROUP;

@@ -65,16 +65,16 @@ int backward::row_of(int step) {
   return (of_run.start + (shape.owns_keys ? nth : -nth)) * shape.tile;
 }
 
-sim::Layout model::begin(const std::vector<int> &lengths, std::mt19937 &rng) {
+sim::Layout model::begin(const std::vector<int> &lengths) {
   Walk &w = of_run;
   w.tiles = lengths[0] - 1;
   w.heads = shape.owns_keys ? (int)lengths.size() : 1;
-  w.masked = (int)(rng() % (unsigned)(w.tiles + 1));
-  w.start = shape.owns_keys ? (int)(rng() % 3) : w.tiles - 1;
-  w.batch = (int)(rng() % BATCHES);
-  w.own_head = 3 + (int)(rng() % 3);
-  w.head = 7 + (int)(rng() % 3);
-  w.own_row = (int)(rng() % 3) * shape.warpgroups * shape.rows;
+  w.masked = sim::random(w.tiles + 1);
+  w.start = shape.owns_keys ? sim::random(3) : w.tiles - 1;
+  w.batch = sim::random(BATCHES);
+  w.own_head = 3 + sim::random(3);
+  w.head = 7 + sim::random(3);
+  w.own_row = sim::random(3) * shape.warpgroups * shape.rows;
   progress.fill({});
   stored_rows = {0, 0};
   sim::Layout layout;
@@ -90,7 +90,7 @@ sim::Layout model::begin(const std::vector<int> &lengths, std::mt19937 &rng) {
                   {shape.walk_dp, walked, shape.walk_box_bytes},
                   {shape.statistics, shape.stages, shape.statistics_bytes}};
   if (shape.with_ds) layout.boxes.push_back({shape.own_dp, own, shape.own_box_bytes});
-  begin_dq(rng, &layout);
+  begin_dq(&layout);
   return layout;
 }
 

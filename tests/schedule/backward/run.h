@@ -29,7 +29,7 @@ int head_of(int step);
 int row_of(int step); /* the first of its tile */
 
 /* dq.cpp: what comes with dq. */
-void begin_dq(std::mt19937 &rng, sim::Layout *layout);
+void begin_dq(sim::Layout *layout);
 void end_dq();
 
 } // namespace backward

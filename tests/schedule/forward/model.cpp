@@ -56,11 +56,11 @@ QueryTile forward::tile_at(int nth) {
 }
 
 /* Query tiles that differ in all they can, so that no tile of one passes for another's. */
-sim::Layout model::begin(const std::vector<int> &lengths, std::mt19937 &rng) {
+sim::Layout model::begin(const std::vector<int> &lengths) {
   tiles.clear();
   for (int i = 0; i < (int)lengths.size(); i++) {
     const int n = lengths[(size_t)i];
-    tiles.push_back({i, 7 + i, 3 + 2 * i, 512 * i, n, (int)(rng() % (unsigned)(n + 1))});
+    tiles.push_back({i, 7 + i, 3 + 2 * i, 512 * i, n, sim::random(n + 1)});
   }
   visits.clear();
   for (const QueryTile &tile : tiles)
