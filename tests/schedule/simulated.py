@@ -24,7 +24,7 @@ sys.path.insert(0, str(CSRC / "kernels"))
 import families  # noqa: E402
 
 COMPILER = shlex.split(os.environ.get("CXX", "c++"))
-FLAGS = ["-std=c++17", "-O1", "-Wall", "-Wextra", "-Werror", "-Wno-unknown-pragmas", "-ffunction-sections"]
+FLAGS = ["-std=c++17", "-O2", "-Wall", "-Wextra", "-Werror", "-Wno-unknown-pragmas", "-ffunction-sections"]
 # Warnings that only the host's compiler has for device sources.
 OF_KERNELS = ["-Wno-parentheses", "-Wno-int-in-bool-context", "-Wno-missing-field-initializers"]
 VIOLATION = 1  # exit status of a program that found one
@@ -119,14 +119,19 @@ def copy_sources(family: families.Family, source: str, folder: Path, changes: tu
 
 
 def compile_kernel(
-    simulated: Simulated, kernel: families.Kernel, source: str, folder: Path, changes: tuple[Substitution, ...]
+    simulated: Simulated,
+    kernel: families.Kernel,
+    source: str,
+    folder: Path,
+    changes: tuple[Substitution, ...],
+    optimization: str = "-O2",
 ) -> Path:
     """An object: `source` of the family's folder here, which includes the changed kernel with these constants."""
     kernel_source = kernel.source or simulated.family.source
     sources = copy_sources(simulated.family, kernel_source, folder, changes)
     includes = [sources, SCHEDULE / simulated.name, SCHEDULE / "stubs", SCHEDULE]
     macros = {**kernel.macros, "KERNEL_SOURCE": f'"{kernel_source}"'}
-    options = [*OF_KERNELS, *(f"-D{name}={value}" for name, value in macros.items())]
+    options = [*OF_KERNELS, optimization, *(f"-D{name}={value}" for name, value in macros.items())]
     return compile_object(
         SCHEDULE / simulated.name / source, folder / "kernel.o", *options, *(f"-I{path}" for path in includes)
     )

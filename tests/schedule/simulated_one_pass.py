@@ -47,7 +47,6 @@ OF_WAITS = (
         (("arrived &= there;", ""), ("if (!SPARE) { TRY_NEXT();", "arrived &= there; if (!SPARE) { TRY_NEXT();")),
     ),
     Mutation("what_the_tries_say_is_lost", (("arrived &= there;", ""),), time_outs=True),
-    Mutation("statistics_of_this_tile_again", ((READS_AHEAD, READS_AHEAD.replace("after", "at")),)),
     Mutation(
         "statistics_before_their_tile",
         ((READS_AHEAD, ""), ("uint32_t there = 0;", f"uint32_t there = 0; {READS_AHEAD}")),
@@ -64,13 +63,11 @@ OF_PRODUCTS = (
     Mutation("the_last_share_before_its_product", (("__syncwarp(); wgmma_wait(0);", "__syncwarp();"),)),
     Mutation("dq_of_the_first_columns", (("(SPLITS_ROWS ? 0 : group * OWN_BOX_BYTES)", "0"),)),
     Mutation("dq_of_the_first_rows", (("SPLITS_ROWS * group * 64 * ROW_BYTES", "0"),)),
-    Mutation("dq_of_one_warpgroups_keys", (("(group * OWN_BYTES + in_group * ROW_BYTES)", "(in_group * ROW_BYTES)"),)),
 )
 
 OF_DS = (
     Mutation("stored_over_what_is_being_read", (("bar_sync(done > 1, READ", "bar_sync(0, READ"), (SAYS_READ, ""))),
     Mutation("read_said_before_it_is", ((SAYS_READ, ""), (AWAITS_SENDING, f"{SAYS_READ} {AWAITS_SENDING}"))),
-    Mutation("read_said_in_the_first_step", (("done > 0 && done + 1 < steps, READ", "done + 1 < steps, READ"),)),
     Mutation("read_said_in_the_last_step", (("done > 0 && done + 1 < steps, READ", "done > 0, READ"),)),
     Mutation(
         "read_without_parity",
@@ -125,7 +122,6 @@ OF_SHARES = (
     Mutation("another_share_is_marked", ((MARKS, MARKS.replace("last", "sent")),)),
     Mutation("no_share_is_marked", (("__float_as_uint(zero_or_nan) & nan", "0 & nan"),)),
     Mutation("marked_though_it_is_nothing", (("s->exists ? 0x7fc00000u : 0;", "0x7fc00000u;"),)),
-    Mutation("heads_are_not_counted", (("now.head++;", ""),)),
     Mutation("both_warpgroups_send_to_one_box", (("+ (SPLITS_ROWS ? 0 : group);", "+ 0 * group;"),)),
     Mutation("only_half_is_stored", (("store_share(share_out + lane * 16, dq, unit, DQ_FLOATS / 2); TRY", "TRY"),)),
 )

@@ -1,5 +1,6 @@
 /*
- * simulator.cpp - one CTA's warps, barriers, loads and products in flight, and what is checked of them in any family.
+ * simulator.cpp - runs the warps of one CTA; and what is checked of its barriers, loads and products in flight in any
+ * family (barriers.cpp, products.cpp).
  *
  * Time: warps are coroutines that give way at every barrier, load, product and wait. A random scheduler, with equal
  * chances or with priorities, chooses who goes on, and when a load that is under way arrives.
@@ -9,7 +10,9 @@
  * kernels rely on more: an arrival releases, a wait acquires (PTX ISA, "mbarrier"). So most mistakes of order show in
  * every schedule, not only in the one where they do harm.
  *
- * Products: a wgmma reads its tiles from its issue until a wait for its group.
+ * Products: a wgmma reads its tiles from its issue until a wait for its group, and its accumulator is NaN until then.
+ *
+ * Areas of shared memory are what a warp writes for products, or for a bulk sum, to read.
  *
  * Checked here, whatever the family:
  * - every product reads a tile that its model expects, at the right address, after its arrival;
@@ -17,6 +20,11 @@
  * - a warp arrives at an mbarrier once a phase, after having seen the phase before, and before its loads; a phase ends
  *   only after all warps have seen the one before, so its parity misleads nobody; waits alternate in parity;
  * - a named barrier is met by the expected number of threads, each warp once, after its phase before has ended;
+ * - a wait that is spread over a step makes all its tries, each knows what the one before said, and the phase stays
+ *   until the last; any but the last may end too early, in every run;
+ * - a product reads an area after a fence that follows its stores; it is written again only after all reads of it;
+ * - a bulk sum begins after a fence and a meeting of the lanes which follow the stores; what it reads is written again
+ *   only after it has been waited for, and the lanes have met; and the CTA waits for it before its end;
  * - all barriers and loads are at rest in the end; and the end comes.
  * Which tiles are multiplied in which order, and what is stored when, a family's model checks (model.h).
  *
@@ -24,8 +32,9 @@
  * warp that gave up may read anything, but all it stores from then on is NaN, and it asks for no tile. All other checks
  * but those of the barriers and loads at rest hold for the other warps, and the end comes all the same.
  *
- * Not modelled: values and registers (so no wgmma fence), lanes of a warp, the mask, L2, other CTAs, the order that a
- * fence of mbarrier_init or of the TMA's proxy makes, and how long anything takes.
+ * Not modelled: values, but for which are there; registers that a product under way reads (so no wgmma fence); lanes of
+ * a warp, but for the first; the mask, L2, other CTAs, the order that a fence of mbarrier_init makes, or that a read
+ * needs before a load over it; and how long anything takes.
  */
 #include "simulator.h"
 
