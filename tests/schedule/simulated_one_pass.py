@@ -8,7 +8,7 @@ from simulated import Mutation
 from simulated_backward import BACKWARD
 
 # What stands in more than one place, by what is next to it.
-SENDS = "ISSUE_SCORES(); send_share(sent.exists, sums_of(&p, w.batch, &sent, group)"
+SENDS = "SEND_SHARE() send_share(sent.exists, sums_of(&p, w.batch, &sent, group)"
 MARKS = "CTA_THREADS); mark_rows(&p, w.batch, &last"
 AWAITS_SENDING = "bulk_wait_read(); __syncwarp(); wgmma_wait(1);"
 TRY = "mbarrier_try(stages_full + 8 * after.index, parity, p.zero, there)"
@@ -110,7 +110,7 @@ OF_SHARES = (
     Mutation("sent_before_all_lanes_have_fenced", ((READY, "fence_async_shared(); bulk_add"),)),
     Mutation("never_committed", (("bulk_commit();", ""),)),
     Mutation("the_last_is_not_sent", (("send_share(last.exists,", "send_share(0,"),)),
-    Mutation("the_last_but_one_is_not_sent", (("(steps > 0); send_share(sent.exists,", "(steps > 0); send_share(0,"),)),
+    Mutation("the_last_but_one_is_not_sent", (("ISSUE_DQ(steps > 0); SEND_SHARE();", "ISSUE_DQ(steps > 0);"),)),
     Mutation("sent_a_step_too_early", ((SENDS, SENDS.replace("sent", "last")),)),
     Mutation(
         "sent_where_the_next_belongs",
@@ -120,8 +120,9 @@ OF_SHARES = (
     Mutation("blocks_past_the_last_row", (("last.exists = last.block < p.blocks;", "last.exists = 1;"),)),
     Mutation("units_of_the_share_before", (("*unit_of_row(&p, w.batch, &last,", "*unit_of_row(&p, w.batch, &sent,"),)),
     Mutation("another_share_is_marked", ((MARKS, MARKS.replace("last", "sent")),)),
-    Mutation("no_share_is_marked", (("__float_as_uint(zero_or_nan) & nan", "0 & nan"),)),
-    Mutation("marked_though_it_is_nothing", (("s->exists ? 0x7fc00000u : 0;", "0x7fc00000u;"),)),
+    Mutation("no_share_is_marked", (("is_nan * NAN_UNIT <<", "0 * is_nan <<"),)),
+    Mutation("marked_though_it_is_nothing", (("exists = s->exists && s->block", "exists = s->block"),)),
+    Mutation("rows_past_the_end_are_marked", (("&& s->block * BLOCK + lane / 4 + 8 * r < p->seqlen_q;", ";"),)),
     Mutation("both_warpgroups_send_to_one_box", (("+ (SPLITS_ROWS ? 0 : group);", "+ 0 * group;"),)),
     Mutation("only_half_is_stored", (("store_share(share_out + lane * 16, dq, unit, DQ_FLOATS / 2); TRY", "TRY"),)),
 )

@@ -16,7 +16,7 @@
 #define DHP_BACKWARD_DQ_SUMS_CUH
 
 #include "../../hopper/products.cuh"
-#include "../delta/params.h"
+#include "../../hopper/units.h"
 #include "layout.cuh"
 
 enum {

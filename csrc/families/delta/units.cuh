@@ -16,6 +16,7 @@
 #define DHP_DELTA_UNITS_CUH
 
 #include "../../hopper/row_bounds.cuh"
+#include "../../hopper/units.h"
 #include "params.h"
 
 enum {

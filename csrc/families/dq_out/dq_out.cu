@@ -10,7 +10,7 @@
  */
 #include "../../hopper/ptx.cuh"
 #include "../../hopper/row_bounds.cuh"
-#include "../delta/params.h"
+#include "../../hopper/units.h"
 #include "params.h"
 
 enum {

@@ -29,7 +29,7 @@ enum {
   BLOCK_INTEGERS = BLOCK * 64,
   BLOCK_BYTES = BLOCK_INTEGERS * 4
 };
-constexpr uint32_t NAN_BITS = 0x7fc00000;
+constexpr uint32_t NAN_UNIT = 255; /* ../../../csrc/families/delta/params.h */
 
 /* How far a warp is: matrices of dS, fours of shares, marks of rows; its last share sent; times it told of a failure.
  */
@@ -74,8 +74,11 @@ bool has_nan(int n, int lane_row) {
 int unit_index(int n, int lane_row) {
   const Place at = place_of(n);
   const int row = std::min(at.block * BLOCK + 8 * lane_row, rows_of_queries - 1); /* lane 0's */
-  return (walk().batch * HEADS + at.head) * ROWS_OF_HEAD + row;
+  return (walk().batch * HEADS + at.head) * rows_of_queries + row;
 }
+
+/* Lane 0's row is one. */
+bool has_row(int n, int lane_row) { return place_of(n).block * BLOCK + 8 * lane_row < rows_of_queries; }
 
 /* Of a step and of keys. */
 uint32_t ds_area(int step, int of_group, int slice) {
@@ -163,7 +166,7 @@ void model::store_shared(uint32_t to, const int32_t *four_words) {
   sim::require(!exists(n - 1) || my.share == n - 1, "a share that was not sent is overwritten");
   sim::require(to == share_area() + (uint32_t)(part * BLOCK_BYTES / FOURS), "a share is stored elsewhere");
   for (int i = 0; exists(n) && i < 4; i++) {
-    const int expected = has_nan(n, i / 2) ? 0 : n * (UNIT_OF_FIRST_ROW + unit_index(n, i / 2));
+    const int expected = has_nan(n, i / 2) ? 0 : n << exponent_of_unit(unit_index(n, i / 2));
     sim::require(four_words[i] == expected, "a share is not of its product, or in the units of other rows");
   }
   sim::write_area(share_area(), n, part == 0, part + 1 == FOURS);
@@ -173,8 +176,13 @@ void model::set_bits(const void *to, uint32_t bits) {
   const int nth = my_dq().marks++, n = nth / LANE_ROWS, lane_row = nth % LANE_ROWS;
   sim::require(sim::launches_have_ended(), "a mark before the launches before have ended");
   sim::require(n < mine().committed[DQ], "marks of a share before its product");
-  sim::require(bits == (exists(n) && has_nan(n, lane_row) ? NAN_BITS : 0u), "a NaN is not marked, or there is none");
-  sim::require(!exists(n) || to == units() + unit_index(n, lane_row), "another row is marked");
+  const bool marks = exists(n) && has_row(n, lane_row) && has_nan(n, lane_row);
+  sim::require((bits != 0) == marks, "a NaN is not marked, or there is none");
+  const uint8_t *const word = static_cast<const uint8_t *>(to); /* four units */
+  for (int byte = 0; marks && byte < 4; byte++)
+    if (bits >> 8 * byte & NAN_UNIT)
+      sim::require(bits == NAN_UNIT << 8 * byte && word + byte == units() + unit_index(n, lane_row),
+                   "another row is marked");
 }
 
 void model::add(const int32_t *to, uint32_t from, int bytes) {

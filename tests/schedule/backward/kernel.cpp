@@ -51,15 +51,14 @@ extern const backward::Shape backward::shape = {
     DHP_BWD_ALIGN + SHARED_BARRIERS,
 };
 
-/* Rows of dq of two elements: their units. */
-static std::vector<float> units_of_rows() {
-  std::vector<float> units((size_t)backward::BATCHES * backward::HEADS * backward::ROWS_OF_HEAD);
+static std::vector<uint8_t> units_of_rows() {
+  std::vector<uint8_t> units((size_t)backward::BATCHES * backward::HEADS * backward::ROWS_OF_HEAD);
   for (size_t i = 0; i < units.size(); i++)
-    units[i] = (float)(backward::UNIT_OF_FIRST_ROW + i);
+    units[i] = (uint8_t)(127 + backward::exponent_of_unit((int)i)); /* the bias of a float */
   return units;
 }
-static std::vector<float> units = units_of_rows();
-const float *backward::units() { return ::units.data(); }
+static std::vector<uint8_t> units = units_of_rows();
+const uint8_t *backward::units() { return ::units.data(); }
 
 void model::run_warp() {
   dhp_bwd_params p = {};
@@ -78,10 +77,7 @@ void model::run_warp() {
   p.scale = p.scale_log2 = 1.f;
   if (WITH_DQ) {
     p.seqlen_q = backward::query_rows();
-    p.dq = units.data();
-    p.dq_stride[2] = sizeof(float) / 2;
-    p.dq_stride[1] = backward::ROWS_OF_HEAD * p.dq_stride[2];
-    p.dq_stride[0] = backward::HEADS * p.dq_stride[1];
+    p.units = units.data();
     p.sums = reinterpret_cast<int32_t *>(backward::SUMS);
     p.blocks = (p.seqlen_q + 15) / 16;
     p.failed = reinterpret_cast<float *>(backward::FAILED);

@@ -35,9 +35,9 @@ enum : uintptr_t {
   FAILED = (uintptr_t)1 << 43
 };
 
-/* The units of query rows, by batch, head and row: each is another number. They stand where rows of dq will. */
-enum { UNIT_OF_FIRST_ROW = 1 };
-const float *units();
+/* The units of query rows, by batch, head and row: powers of two, of rows eight or sixteen apart different ones. */
+const uint8_t *units();
+inline int exponent_of_unit(int index) { return index % 17; }
 
 int query_rows(); /* of a head, if the kernel computes dq besides */
 

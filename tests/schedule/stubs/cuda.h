@@ -43,6 +43,11 @@ static inline int max(int a, int b) { return a > b ? a : b; }
 template <class T> static inline T __shfl_xor_sync(unsigned, T x, int) { return x; }
 static inline void __syncwarp() { sim::sync_warp(); }
 static inline float2 make_float2(float x, float y) { return {x, y}; }
+static inline float __uint_as_float(uint32_t bits) {
+  float x;
+  memcpy(&x, &bits, sizeof x);
+  return x;
+}
 static inline int __float2int_rn(float x) { return isnan(x) ? 0 : (int)rintf(x); }
 static inline uint32_t __float_as_uint(float x) {
   uint32_t bits;
