@@ -177,7 +177,7 @@ typedef struct dhp_launch {
 /* What a backward will launch, in this order; a function of public shape and of which gradients are wanted. */
 typedef struct dhp_backward_plan {
   int count;
-  dhp_launch launches[5]; /* delta, and at most one for each gradient; or bounds, delta, all gradients' and dq's out */
+  dhp_launch launches[4]; /* delta, and at most one for each gradient; or bounds, delta, all gradients' and dq's out */
 } dhp_backward_plan;
 
 DHP_API int dhp_kernel_count(void); /* 0 in a build without nvcc */
