@@ -38,10 +38,11 @@ class Call(NamedTuple):
     causal_offset: int
 
     def kernels(self) -> list[str]:
-        """Names of the shipped kernels that serve it and its gradients."""
+        """Names of the shipped kernels that serve it and its gradients, with dq and without."""
         plan = _inspect.plan(*self)
         assert plan is not None
-        return [str(plan["kernel"]), *(str(launch["kernel"]) for launch in _inspect.plan_backward(*self))]
+        backward = [launch for need in (True, False) for launch in _inspect.plan_backward(*self, need_dq=need)]
+        return [str(plan["kernel"]), *dict.fromkeys(str(launch["kernel"]) for launch in backward)]
 
 
 def calls() -> Iterator[Call]:
@@ -85,11 +86,14 @@ def main() -> None:
         forward_failed = bool(lost.any())
         gradients: tuple[Tensor, ...] = ()
         if not forward_failed:  # else its gradients are NaN, too
-            gradients = torch.ops.dhp.attention_backward(grad_out, q, k, v, out, lse, **mask)
+            inputs = grad_out, q, k, v, out, lse
+            without_dq = torch.ops.dhp.attention_backward(*inputs, **mask, need_dq=False)[1:]
+            gradients = (*torch.ops.dhp.attention_backward(*inputs, **mask), *without_dq)
+            true_gradients += true_gradients[1:]
         failed = [lost, *(t.isnan().all(3) for t in gradients)]
-        for name, found, true, gone in zip(
-            ("out", "dq", "dk", "dv"), (out, *gradients), (true_out, *true_gradients), failed, strict=False
-        ):
+        names = ("out", "dq", "dk", "dv", "dk without dq", "dv without dq")
+        founds, trues = (out, *gradients), (true_out, *true_gradients)
+        for name, found, true, gone in zip(names, founds, trues, failed, strict=False):
             # 16-bit P and dS: errors of a sum grow with its terms
             wrong = (found - true).abs().amax(3) > 0.05 * max(1.0, float(true.abs().max()))
             assert not bool(((wrong | found.isnan().any(3)) & ~gone).any()), f"wrong rows of {name}: {call}"

@@ -186,12 +186,13 @@ CALLS = [
 
 
 def calls_of(kernel: dict[str, Any]) -> list[tuple[int, int, int, int, int]]:
-    """Those that launch the kernel: themselves, or for their gradients."""
+    """Those that launch the kernel: themselves, or for their gradients, with dq or without."""
     d, dtype = kernel["head_dim"], kernel["dtype"]
 
     def launched(b: int, hq: int, hk: int, sq: int, sk: int) -> list[str]:
         q, k = (b, hq, sq, d), (b, hk, sk, d)
-        return [plan(q, k, dtype)["kernel"], *(each["kernel"] for each in _inspect.plan_backward(q, k, dtype))]
+        backward = [each for need in (True, False) for each in _inspect.plan_backward(q, k, dtype, need_dq=need)]
+        return [plan(q, k, dtype)["kernel"], *(each["kernel"] for each in backward)]
 
     return [call for call in CALLS if kernel["name"] in launched(*call)]
 
