@@ -15,6 +15,11 @@
 
 enum { KEYS_OF_TILE = 128 }; /* over so many keys run the maxima of ../families/bounds */
 
+/* Of a query row; negative: it sees none. */
+static __device__ __forceinline__ int last_key_seen(int row, int causal_offset, int seqlen_k) {
+  return min(row + causal_offset, seqlen_k - 1);
+}
+
 /* The larger one; NaN if one is NaN (9.7.3.12). */
 static __device__ __forceinline__ float max_or_nan(float a, float b) {
   float larger;

@@ -12,6 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from wgmma import header
+
 FAMILIES = Path(__file__).resolve().parent.parent / "families"
 
 
@@ -74,6 +76,28 @@ class Family:
     @property
     def folder(self) -> Path:
         return FAMILIES / self.name
+
+
+def family_of_rows(name: str, shapes: list[tuple[int, int, int, int]]) -> Family:
+    """A family whose CTAs read their rows once: no step of keys, no stage and no matrix product; everything in it is
+    called after it.
+
+    shapes: (head_dim, warpgroups, rows, ctas_per_sm) of its kernels, each for float16 and bfloat16.
+    """
+    kernels = (
+        Kernel(f"{name.replace('_', '')}_{dtype}_d{d}", dtype, d, 0, groups, rows, 0, ctas, 0, name.replace("_", " "))
+        for dtype in ("float16", "bfloat16")
+        for d, groups, rows, ctas in shapes
+    )
+    return Family(
+        name=name,
+        source=f"{name}.cu",
+        entry=f"dhp_attention_{name}",
+        params="params.h",
+        shared_bytes=f"DHP_{name.upper()}_SHARED_BYTES",
+        kernels=tuple(kernels),
+        products=lambda of: header(),
+    )
 
 
 def families() -> list[Family]:

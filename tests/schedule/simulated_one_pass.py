@@ -122,7 +122,7 @@ OF_SHARES = (
     Mutation("another_share_is_marked", ((MARKS, MARKS.replace("last", "sent")),)),
     Mutation("no_share_is_marked", (("is_nan * NAN_UNIT <<", "0 * is_nan <<"),)),
     Mutation("marked_though_it_is_nothing", (("exists = s->exists && s->block", "exists = s->block"),)),
-    Mutation("rows_past_the_end_are_marked", (("&& s->block * BLOCK + lane / 4 + 8 * r < p->seqlen_q;", ";"),)),
+    Mutation("rows_past_the_end_are_marked", (("&& s->block * DQ_BLOCK_ROWS + lane / 4 + 8 * r < p->seqlen_q;", ";"),)),
     Mutation("both_warpgroups_send_to_one_box", (("+ (SPLITS_ROWS ? 0 : group);", "+ 0 * group;"),)),
     Mutation("only_half_is_stored", (("store_share(share_out + lane * 16, dq, unit, DQ_FLOATS / 2); TRY", "TRY"),)),
 )

@@ -44,7 +44,7 @@ def test_every_source_that_has_a_schedule_is_simulated() -> None:
     scheduled = {
         (one.name, own_source)
         for one, source, own_source in sources
-        if "barrier_init" in (one.folder / source).read_text()
+        if "mbarrier_wait" in (one.folder / source).read_text()
     }
     assert {(simulated.name, simulated.source) for simulated in SIMULATED} == scheduled
 

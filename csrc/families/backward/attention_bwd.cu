@@ -32,7 +32,7 @@
 #include "wgmma.h"
 /* These use the constants and products above. */
 #include "../../hopper/products.cuh"
-#include "../../hopper/rows_out.cuh"
+#include "gradients_out.cuh"
 
 extern "C" __global__ void __launch_bounds__(CTA_THREADS, CTAS_PER_SM)
 dhp_attention_bwd(const __grid_constant__ CUtensorMap own_s_map, const __grid_constant__ CUtensorMap own_dp_map,
@@ -53,17 +53,7 @@ dhp_attention_bwd(const __grid_constant__ CUtensorMap own_s_map, const __grid_co
   const uint32_t sum_s = matrix_descriptor(base + SHARED_WALK_S, WALK_BOX_BYTES);
   const uint32_t sum_dp = matrix_descriptor(base + SHARED_WALK_DP, WALK_BOX_BYTES);
 
-  /* Barriers, while the tensor maps are fetched. */
-  if (warp == 0) {
-    tma_prefetch_map(&own_s_map);
-    tma_prefetch_map(&walk_s_map);
-    tma_prefetch_map(&walk_dp_map);
-#pragma unroll
-    for (int i = 0; i < BARRIER_BYTES / 8; i++)
-      mbarrier_init(base + SHARED_BARRIERS + 8 * i, i == 0 ? WARPGROUPS : LOADERS);
-    fence_mbarrier_init();
-  }
-  __syncthreads();
+  make_barriers(warp, base, &own_s_map, &walk_s_map, &walk_dp_map);
 
   /* First loads. */
   const walk w = walk_of(&p);
@@ -196,16 +186,9 @@ dhp_attention_bwd(const __grid_constant__ CUtensorMap own_s_map, const __grid_co
   const float poison = arrived ? 0.f : NAN;
 #pragma unroll
   for (int r = 0; r < 2; r++) {
-    const int64_t batch = w.batch, head = w.own_head;
     const int columns = row[r] < p.own_rows ? p.head_dim : 0;
-    if (WITH_DS)
-      store_row((char *)p.from_ds +
-                    2 * (batch * p.from_ds_stride[0] + head * p.from_ds_stride[1] + row[r] * p.from_ds_stride[2]),
-                from_ds, r, p.scale + poison, ~0u, p.from_ds != 0 ? columns : 0, lane);
-    if (WITH_P)
-      store_row((char *)p.from_p +
-                    2 * (batch * p.from_p_stride[0] + head * p.from_p_stride[1] + row[r] * p.from_p_stride[2]),
-                from_p, r, 1.f + poison, ~0u, p.from_p != 0 ? columns : 0, lane);
+    if (WITH_DS) store_gradient(p.from_ds, p.from_ds_stride, &w, row[r], from_ds, r, p.scale + poison, columns, lane);
+    if (WITH_P) store_gradient(p.from_p, p.from_p_stride, &w, row[r], from_p, r, 1.f + poison, columns, lane);
   }
   end_together();
 }

@@ -16,18 +16,13 @@
 #define DHP_BACKWARD_DQ_SUMS_CUH
 
 #include "../../hopper/products.cuh"
-#include "../../hopper/units.h"
 #include "layout.cuh"
 
 enum {
-  DQ_FLOATS = 64 / 2, /* that a thread holds */
+  DQ_FLOATS = DQ_BLOCK_COLUMNS / 2, /* that a thread holds */
   SPLITS_ROWS = HEAD_DIM == 64,
-  BLOCK = 16,                                      /* query rows of a warp's part of a product */
-  BLOCK_BYTES = BLOCK * 64 * (int)sizeof(int32_t), /* with its 64 columns */
-  FOUR_BYTES = 32 * 4 * (int)sizeof(int32_t)       /* four integers of each lane, next to each other in the block */
+  FOUR_BYTES = 32 * 4 * (int)sizeof(int32_t) /* four integers of each lane, next to each other in the block */
 };
-
-static_assert(SHARE_BYTES == WARPS_PER_GROUP * BLOCK_BYTES, "a warp has its own place");
 
 /* dS of this warpgroup's 64 keys, packed, to shared memory: rows of queries, as the product of dq reads them. */
 static __device__ __forceinline__ void store_score_gradients(uint32_t to, const uint32_t *packed_ds, int lane,
@@ -71,7 +66,7 @@ static __device__ __forceinline__ int32_t *sums_of(const dhp_bwd_params *p, int 
 /* Of this thread's two rows, the place of the unit of the one r; beyond the last row, of the last one. */
 static __device__ __forceinline__ uint8_t *unit_of_row(const dhp_bwd_params *p, int batch, const share *s, int r,
                                                        int lane) {
-  const int row = min(s->block * BLOCK + lane / 4 + 8 * r, p->seqlen_q - 1);
+  const int row = min(s->block * DQ_BLOCK_ROWS + lane / 4 + 8 * r, p->seqlen_q - 1);
   return p->units + ((int64_t)batch * p->heads + s->head) * p->seqlen_q + row;
 }
 
@@ -92,7 +87,7 @@ static __device__ __forceinline__ void mark_rows(const dhp_bwd_params *p, int ba
     zero_or_nan = fminf(zero_or_nan, __shfl_xor_sync(FULL_MASK, zero_or_nan, 1));
     zero_or_nan = fminf(zero_or_nan, __shfl_xor_sync(FULL_MASK, zero_or_nan, 2));
     const uintptr_t unit = (uintptr_t)unit_of_row(p, batch, s, r, lane);
-    const int exists = s->exists && s->block * BLOCK + lane / 4 + 8 * r < p->seqlen_q;
+    const int exists = s->exists && s->block * DQ_BLOCK_ROWS + lane / 4 + 8 * r < p->seqlen_q;
     const uint32_t is_nan = (__float_as_uint(zero_or_nan) >> 30 & 1) & (uint32_t)exists;
     or_into((void *)(unit & ~(uintptr_t)3), is_nan * NAN_UNIT << 8 * (int)(unit & 3));
   }

@@ -7,6 +7,7 @@
 #ifndef DHP_BACKWARD_LAYOUT_CUH
 #define DHP_BACKWARD_LAYOUT_CUH
 
+#include "../../hopper/dq_format.h"
 #include "../../hopper/stages.cuh"
 #include "../../hopper/turns.cuh"
 #include "params.h"
@@ -27,8 +28,8 @@ enum {
   SPARE = STAGES > 2,         /* 1: so many stages that one can be loaded a step later than it is free */
   AHEAD = WITH_DQ ? 8 : 0,    /* of walked queries: pairs of deltas that are loaded before they are needed */
   READS_AHEAD = SCORES <= 32, /* 1: registers suffice to read those a step ahead */
-  DS_BYTES = WARPGROUPS * ROWS * WALK * 2,     /* dS of a step, as the product of dq reads it */
-  SHARE_BYTES = 64 * 64 * (int)sizeof(int32_t) /* of dq: a warpgroup's 64 rows and 64 columns, see dq_sums.cuh */
+  DS_BYTES = WARPGROUPS * ROWS * WALK * 2, /* dS of a step, as the product of dq reads it */
+  BLOCK_BYTES = DQ_BLOCK_ROWS * DQ_BLOCK_COLUMNS * (int)sizeof(int32_t) /* of dq: a warp's share, see dq_sums.cuh */
 };
 
 enum { /* byte offsets from the 1024-aligned start */
@@ -38,7 +39,7 @@ enum { /* byte offsets from the 1024-aligned start */
        SHARED_WALK_DP = SHARED_WALK_S + STAGES * WALK_BYTES,
        SHARED_DS = SHARED_WALK_DP + STAGES * WALK_BYTES, /* two, in turn */
        SHARED_SHARES = SHARED_DS + WITH_DQ * 2 * DS_BYTES,
-       SHARED_STATISTICS = SHARED_SHARES + WITH_DQ * WARPGROUPS * SHARE_BYTES,
+       SHARED_STATISTICS = SHARED_SHARES + WITH_DQ * WARPGROUPS * WARPS_PER_GROUP * BLOCK_BYTES,
        SHARED_BARRIERS = SHARED_STATISTICS + STAGES * STATISTICS_BYTES
 };
 

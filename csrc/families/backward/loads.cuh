@@ -8,6 +8,21 @@
 
 #include "walk.cuh"
 
+/* Barriers, while the tensor maps are fetched. */
+static __device__ __forceinline__ void make_barriers(int warp, uint32_t base, const CUtensorMap *own_s_map,
+                                                     const CUtensorMap *walk_s_map, const CUtensorMap *walk_dp_map) {
+  if (warp == 0) {
+    tma_prefetch_map(own_s_map);
+    tma_prefetch_map(walk_s_map);
+    tma_prefetch_map(walk_dp_map);
+#pragma unroll
+    for (int i = 0; i < BARRIER_BYTES / 8; i++)
+      mbarrier_init(base + SHARED_BARRIERS + 8 * i, i == 0 ? WARPGROUPS : LOADERS);
+    fence_mbarrier_init();
+  }
+  __syncthreads();
+}
+
 /* What this warp loads of each walked tile. */
 typedef struct loader {
   int active;        /* it loads of a tensor: */

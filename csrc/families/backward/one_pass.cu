@@ -27,7 +27,7 @@
 #include "wgmma.h"
 /* These use the constants and products above. */
 #include "../../hopper/products.cuh"
-#include "../../hopper/rows_out.cuh"
+#include "gradients_out.cuh"
 #include "dq_sums.cuh"
 
 /* A named barrier where one warpgroup arrives and the other waits. A step's parity tells it from the step before. */
@@ -64,17 +64,7 @@ dhp_attention_bwd(const __grid_constant__ CUtensorMap own_s_map, const __grid_co
   const uint32_t ds_out = base + SHARED_DS + group * WALK * ROW_BYTES;
   const uint32_t share_out = base + SHARED_SHARES + warp * BLOCK_BYTES;
 
-  /* Barriers, while the tensor maps are fetched. */
-  if (warp == 0) {
-    tma_prefetch_map(&own_s_map);
-    tma_prefetch_map(&walk_s_map);
-    tma_prefetch_map(&walk_dp_map);
-#pragma unroll
-    for (int i = 0; i < BARRIER_BYTES / 8; i++)
-      mbarrier_init(base + SHARED_BARRIERS + 8 * i, i == 0 ? WARPGROUPS : LOADERS);
-    fence_mbarrier_init();
-  }
-  __syncthreads();
+  make_barriers(warp, base, &own_s_map, &walk_s_map, &walk_dp_map);
 
   /* First loads. */
   const walk w = walk_of(&p);
@@ -162,68 +152,68 @@ dhp_attention_bwd(const __grid_constant__ CUtensorMap own_s_map, const __grid_co
 #define TRY_NEXT() there = mbarrier_try(stages_full + 8 * after.index, parity, p.zero, there)
 
 /* A step, with the mask or without. */
-#define RUN_STEP(masked)                                                                                \
-  do {                                                                                                  \
-    float s[SCORES], dp[SCORES], dq[DQ_FLOATS];                                                         \
-    uint32_t packed_p[SCORES / 2], packed_ds[SCORES / 2];                                               \
-    ISSUE_SCORES();                                                                                     \
-    if (!SPARE) SEND_SHARE();                                                                           \
-    int limit[2];                                                                                       \
-    for (int r = 0; r < 2; r++)                                                                         \
-      limit[r] = edge[r] - first_row(&w, now) - lane % 4 * 2;                                           \
-    queries.walked = statistics + at.index * STATISTICS_BYTES;                                          \
-    wgmma_wait(1);                                                                                      \
-    probabilities(s, s, &queries, p.scale_log2, limit, masked);                                         \
-    if (!READS_AHEAD) load_statistics(delta, queries.walked, DELTA, AHEAD);                             \
-    pack(packed_p, s);                                                                                  \
-    if (!SPARE) LOAD_NEXT();                                                                            \
-    if (SPARE) SEND_SHARE();                                                                            \
-    wgmma_wait(0);                                                                                      \
-    score_gradients(packed_ds, s, dp, &queries, limit, masked);                                         \
-    bar_sync(done > 1, READ + other + 2 * (done & 1), CTA_THREADS);                                     \
-    store_score_gradients(ds_out + (done & 1) * DS_BYTES, packed_ds, lane, warp_of_group);              \
-    wgmma_fence();                                                                                      \
-    issue_registers<wgmma_gradient>(dv, packed_p, OF_STAGE(sum_dp), WALK, 1);                           \
-    ISSUE_DQ(done > 0);                                                                                 \
-    issue_registers<wgmma_gradient>(dk, packed_ds, OF_STAGE(sum_s), WALK, 1);                           \
-    if (SPARE) LOAD_NEXT();                                                                             \
-                                                                                                        \
-    const stage after = stage_after(at);                                                                \
-    const uint32_t parity = after.parity ^ (uint32_t)(done + 1 == steps);                               \
-    uint32_t there = 0;                                                                                 \
-    if (SPARE) TRY_NEXT();                                                                              \
-    fence_async_shared();                                                                               \
-    bar_arrive(1, WRITTEN + group + 2 * (done & 1), CTA_THREADS);                                       \
-    if (SPARE) TRY_NEXT();                                                                              \
-    bulk_wait_read();                                                                                   \
-    __syncwarp();                                                                                       \
-    wgmma_wait(1);                                                                                      \
-    if (SPARE) TRY_NEXT();                                                                              \
-    bar_arrive(done > 0 && done + 1 < steps, READ + group + 2 * (done + 1 & 1), CTA_THREADS);           \
-    mark_rows(&p, w.batch, &last, dq, lane);                                                            \
-    store_share(share_out + lane * 16, dq, unit, 0);                                                    \
-    TRY_NEXT();                                                                                         \
-    store_share(share_out + lane * 16, dq, unit, DQ_FLOATS / 2);                                        \
-    TRY_NEXT();                                                                                         \
-    sent = last;                                                                                        \
-    last.head = w.head + now.head;                                                                      \
-    last.block = first_row(&w, now) / BLOCK + SPLITS_ROWS * group * WARPS_PER_GROUP + warp_of_group;    \
-    last.exists = last.block < p.blocks;                                                                \
-    for (int r = 0; r < 2; r++)                                                                         \
-      unit[r] = unit_from(*unit_of_row(&p, w.batch, &last, r, lane));                                   \
-    if (!SPARE) {                                                                                       \
-      TRY_NEXT();                                                                                       \
-      TRY_NEXT();                                                                                       \
-      TRY_NEXT();                                                                                       \
-    }                                                                                                   \
-    arrived &= there;                                                                                   \
-    load_statistics(lse, statistics + after.index * STATISTICS_BYTES, LSE, PAIRS);                      \
-    if (READS_AHEAD) load_statistics(delta, statistics + after.index * STATISTICS_BYTES, DELTA, AHEAD); \
-    wgmma_wait(0);                                                                                      \
-    bar_arrive(!is_last_group && done + 1 < steps, USED + after.index, CTA_THREADS);                    \
-    at = after;                                                                                         \
-    now.tile++;                                                                                         \
-    done++;                                                                                             \
+#define RUN_STEP(masked)                                                                                     \
+  do {                                                                                                       \
+    float s[SCORES], dp[SCORES], dq[DQ_FLOATS];                                                              \
+    uint32_t packed_p[SCORES / 2], packed_ds[SCORES / 2];                                                    \
+    ISSUE_SCORES();                                                                                          \
+    if (!SPARE) SEND_SHARE();                                                                                \
+    int limit[2];                                                                                            \
+    for (int r = 0; r < 2; r++)                                                                              \
+      limit[r] = edge[r] - first_row(&w, now) - lane % 4 * 2;                                                \
+    queries.walked = statistics + at.index * STATISTICS_BYTES;                                               \
+    wgmma_wait(1);                                                                                           \
+    probabilities(s, s, &queries, p.scale_log2, limit, masked);                                              \
+    if (!READS_AHEAD) load_statistics(delta, queries.walked, DELTA, AHEAD);                                  \
+    pack(packed_p, s);                                                                                       \
+    if (!SPARE) LOAD_NEXT();                                                                                 \
+    if (SPARE) SEND_SHARE();                                                                                 \
+    wgmma_wait(0);                                                                                           \
+    score_gradients(packed_ds, s, dp, &queries, limit, masked);                                              \
+    bar_sync(done > 1, READ + other + 2 * (done & 1), CTA_THREADS);                                          \
+    store_score_gradients(ds_out + (done & 1) * DS_BYTES, packed_ds, lane, warp_of_group);                   \
+    wgmma_fence();                                                                                           \
+    issue_registers<wgmma_gradient>(dv, packed_p, OF_STAGE(sum_dp), WALK, 1);                                \
+    ISSUE_DQ(done > 0);                                                                                      \
+    issue_registers<wgmma_gradient>(dk, packed_ds, OF_STAGE(sum_s), WALK, 1);                                \
+    if (SPARE) LOAD_NEXT();                                                                                  \
+                                                                                                             \
+    const stage after = stage_after(at);                                                                     \
+    const uint32_t parity = after.parity ^ (uint32_t)(done + 1 == steps);                                    \
+    uint32_t there = 0;                                                                                      \
+    if (SPARE) TRY_NEXT();                                                                                   \
+    fence_async_shared();                                                                                    \
+    bar_arrive(1, WRITTEN + group + 2 * (done & 1), CTA_THREADS);                                            \
+    if (SPARE) TRY_NEXT();                                                                                   \
+    bulk_wait_read();                                                                                        \
+    __syncwarp();                                                                                            \
+    wgmma_wait(1);                                                                                           \
+    if (SPARE) TRY_NEXT();                                                                                   \
+    bar_arrive(done > 0 && done + 1 < steps, READ + group + 2 * (done + 1 & 1), CTA_THREADS);                \
+    mark_rows(&p, w.batch, &last, dq, lane);                                                                 \
+    store_share(share_out + lane * 16, dq, unit, 0);                                                         \
+    TRY_NEXT();                                                                                              \
+    store_share(share_out + lane * 16, dq, unit, DQ_FLOATS / 2);                                             \
+    TRY_NEXT();                                                                                              \
+    sent = last;                                                                                             \
+    last.head = w.head + now.head;                                                                           \
+    last.block = first_row(&w, now) / DQ_BLOCK_ROWS + SPLITS_ROWS * group * WARPS_PER_GROUP + warp_of_group; \
+    last.exists = last.block < p.blocks;                                                                     \
+    for (int r = 0; r < 2; r++)                                                                              \
+      unit[r] = unit_from(*unit_of_row(&p, w.batch, &last, r, lane));                                        \
+    if (!SPARE) {                                                                                            \
+      TRY_NEXT();                                                                                            \
+      TRY_NEXT();                                                                                            \
+      TRY_NEXT();                                                                                            \
+    }                                                                                                        \
+    arrived &= there;                                                                                        \
+    load_statistics(lse, statistics + after.index * STATISTICS_BYTES, LSE, PAIRS);                           \
+    if (READS_AHEAD) load_statistics(delta, statistics + after.index * STATISTICS_BYTES, DELTA, AHEAD);      \
+    wgmma_wait(0);                                                                                           \
+    bar_arrive(!is_last_group && done + 1 < steps, USED + after.index, CTA_THREADS);                         \
+    at = after;                                                                                              \
+    now.tile++;                                                                                              \
+    done++;                                                                                                  \
   } while (0)
 #pragma unroll 1
   while (done < steps) {
@@ -253,14 +243,9 @@ dhp_attention_bwd(const __grid_constant__ CUtensorMap own_s_map, const __grid_co
   const float poison = arrived ? 0.f : NAN;
 #pragma unroll
   for (int r = 0; r < 2; r++) {
-    const int64_t batch = w.batch, head = w.own_head;
     const int columns = row[r] < p.own_rows ? p.head_dim : 0;
-    store_row((char *)p.from_ds +
-                  2 * (batch * p.from_ds_stride[0] + head * p.from_ds_stride[1] + row[r] * p.from_ds_stride[2]),
-              dk, r, p.scale + poison, ~0u, p.from_ds != 0 ? columns : 0, lane);
-    store_row((char *)p.from_p +
-                  2 * (batch * p.from_p_stride[0] + head * p.from_p_stride[1] + row[r] * p.from_p_stride[2]),
-              dv, r, 1.f + poison, ~0u, p.from_p != 0 ? columns : 0, lane);
+    store_gradient(p.from_ds, p.from_ds_stride, &w, row[r], dk, r, p.scale + poison, columns, lane);
+    store_gradient(p.from_p, p.from_p_stride, &w, row[r], dv, r, 1.f + poison, columns, lane);
   }
   store_one(!arrived, p.failed + w.batch * p.own_heads + w.own_head, poison);
   end_together();

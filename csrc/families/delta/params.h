@@ -9,8 +9,8 @@
  * in which the backward reads them. Of an odd number of rows the last one's neighbour is written as 0.
  *
  * With blocks, units is [batch heads][seqlen_q]: how many units of its sums are 1, of each query row; as the exponent
- * of a float, a byte (../../hopper/units.h). NAN_UNIT of a row whose dq is NaN; ONE_UNIT of one that sees no key. sums
- * and failed (../dq_out/params.h) get zeros.
+ * of a float, a byte (../../hopper/dq_format.h). NAN_UNIT of a row whose dq is NaN; ONE_UNIT of one that sees no key.
+ * sums and failed (../dq_out/params.h) get zeros.
  */
 typedef struct dhp_delta_params {
   const void *out, *grad_out;                /* [batch, heads, seqlen_q, head_dim], 16-byte aligned rows */

@@ -15,22 +15,17 @@
 #ifndef DHP_DELTA_UNITS_CUH
 #define DHP_DELTA_UNITS_CUH
 
+#include "../../hopper/dq_format.h"
 #include "../../hopper/row_bounds.cuh"
-#include "../../hopper/units.h"
 #include "params.h"
 
 enum {
-  OCTET = 8, /* query rows: half a block of the sums, with 64 columns */
-  OCTET_INTEGERS = OCTET * 64
+  OCTET = DQ_BLOCK_ROWS / 2, /* query rows: half a block of the sums */
+  OCTET_INTEGERS = OCTET * DQ_BLOCK_COLUMNS
 };
 
 static_assert(OCTET_INTEGERS * 4 == WARPGROUPS * 128 * 16 && ROWS % OCTET == 0, "a CTA clears octets, each at once");
-static_assert(ROWS % (2 * OCTET) == 0, "and all of the blocks of its rows, which are two octets each");
-
-/* The last key that a query row sees; -1: it sees none. */
-static __device__ __forceinline__ int last_key(const dhp_delta_params *p, int row) {
-  return max(min(row + p->causal_offset, p->seqlen_k - 1), -1);
-}
+static_assert(ROWS % DQ_BLOCK_ROWS == 0, "and all of the blocks of its rows, which are two octets each");
 
 /*
  * log2 of the largest norm of v and of the largest |element| of k, over the keys up to `last` >= 0. All rows of the CTA
@@ -80,7 +75,7 @@ static __device__ __forceinline__ uint32_t unit_of(float log2_grad, float delta,
 
 /* Zeros to the sums of the CTA's rows, and to `failed` of its key head, from its first query head's first CTA. */
 static __device__ __forceinline__ void clear_sums(const dhp_delta_params *p, int head_of_all, int tile) {
-  enum { BOXES = HEAD_DIM / 64 };
+  enum { BOXES = HEAD_DIM / DQ_BLOCK_COLUMNS };
   const uint32_t zeros[4] = {0, 0, 0, 0};
 #pragma unroll
   for (int i = 0; i < BOXES * (ROWS / OCTET); i++) {

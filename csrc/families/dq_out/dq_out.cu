@@ -8,15 +8,13 @@
  * CT: a sum only ever meets conversions and a multiplication, a unit a reciprocal; bits of columns meet masks and
  * public shifts. Addresses and predicates are functions of the thread, the block index and the parameters.
  */
+#include "../../hopper/dq_format.h"
 #include "../../hopper/ptx.cuh"
 #include "../../hopper/row_bounds.cuh"
-#include "../../hopper/units.h"
 #include "params.h"
 
 enum {
   EIGHT = 8,
-  BOX = 64,   /* columns of a product */
-  BLOCK = 16, /* rows of a warp's part of it */
   THREADS = WARPGROUPS * 128,
   WARPS = THREADS / 32,
   VECTORS = HEAD_DIM / EIGHT, /* of a row */
@@ -24,7 +22,7 @@ enum {
   WORDS = HEAD_DIM / 32 /* of a bit for each column */
 };
 
-static_assert(ROWS / 2 * VECTORS % THREADS == 0 && ROWS % BLOCK == 0, "rows share out evenly");
+static_assert(ROWS / 2 * VECTORS % THREADS == 0 && ROWS % DQ_BLOCK_ROWS == 0, "rows share out evenly");
 
 /* What a thread makes in a turn. */
 typedef struct piece {
@@ -34,13 +32,13 @@ typedef struct piece {
 
 static __device__ __forceinline__ piece piece_of(int tile, int turn) {
   const int i = turn * THREADS + (int)threadIdx.x;
-  const piece p = {tile * (ROWS / BLOCK) + i / EIGHT / VECTORS, i % EIGHT, i / EIGHT % VECTORS * EIGHT};
+  const piece p = {tile * (ROWS / DQ_BLOCK_ROWS) + i / EIGHT / VECTORS, i % EIGHT, i / EIGHT % VECTORS * EIGHT};
   return p;
 }
 
-/* The tile of the last key that a query row sees; -1: it sees none. */
+/* The tile of the last key that a query row sees; negative: it sees none. */
 static __device__ __forceinline__ int last_tile(const dhp_dq_out_params *p, int row) {
-  return (min(row + p->causal_offset, p->seqlen_k - 1) + KEYS_OF_TILE) / KEYS_OF_TILE - 1;
+  return (last_key_seen(row, p->causal_offset, p->seqlen_k) + KEYS_OF_TILE) / KEYS_OF_TILE - 1;
 }
 
 /* Of the tiles up to `last`, a bit for each column. */
@@ -70,7 +68,7 @@ dhp_attention_dq_out(const __grid_constant__ dhp_dq_out_params p) {
   const int batch = head_of_all / p.heads, head = head_of_all - batch * p.heads;
   const int key_head = head_of_all / p.heads_per_key_head; /* heads of a batch are whole groups */
   char *const dq = (char *)p.dq + 2 * (batch * p.dq_stride[0] + head * p.dq_stride[1]);
-  const int32_t *const sums = p.sums + (int64_t)head_of_all * p.blocks * (BLOCK * HEAD_DIM);
+  const int32_t *const sums = p.sums + (int64_t)head_of_all * p.blocks * (DQ_BLOCK_ROWS * HEAD_DIM);
   const uint8_t *const units = p.units + (int64_t)head_of_all * p.seqlen_q;
   const uint32_t *const of_tiles = p.columns + (int64_t)key_head * p.key_tiles * WORDS;
   await_launches_before();
@@ -82,14 +80,16 @@ dhp_attention_dq_out(const __grid_constant__ dhp_dq_out_params p) {
 #pragma unroll
   for (int turn = 0; turn < TURNS; turn++) {
     const piece at = piece_of(tile, turn);
-    const int64_t block = (int64_t)(at.column / BOX) * p.blocks + min(at.block, p.blocks - 1);
-    const int4 *const from = (const int4 *)(sums + block * (BLOCK * BOX) + at.column % BOX * BLOCK) + at.row * 4;
+    const int64_t block = (int64_t)(at.column / DQ_BLOCK_COLUMNS) * p.blocks + min(at.block, p.blocks - 1);
+    const int4 *const from = (const int4 *)(sums + block * (DQ_BLOCK_ROWS * DQ_BLOCK_COLUMNS) +
+                                            at.column % DQ_BLOCK_COLUMNS * DQ_BLOCK_ROWS) +
+                             at.row * 4;
 #pragma unroll
     for (int i = 0; i < 4; i++)
       x[turn][i] = from[i];
 #pragma unroll
     for (int r = 0; r < 2; r++) {
-      const int row = min(at.block * BLOCK + at.row + 8 * r, p.seqlen_q - 1), last = last_tile(&p, row);
+      const int row = min(at.block * DQ_BLOCK_ROWS + at.row + 8 * r, p.seqlen_q - 1), last = last_tile(&p, row);
       unit[turn][r] = units[row];
       own[turn][r] = of_tiles[max(last, 0) * WORDS + at.column / 32] & (last >= 0 ? ~0u : 0);
     }
@@ -105,7 +105,7 @@ dhp_attention_dq_out(const __grid_constant__ dhp_dq_out_params p) {
       of_all = at.column / 32 == word ? columns[word] : of_all;
 #pragma unroll
     for (int r = 0; r < 2; r++) {
-      const int row = at.block * BLOCK + at.row + 8 * r;
+      const int row = at.block * DQ_BLOCK_ROWS + at.row + 8 * r;
       /* NAN_UNIT, 255, makes all columns NaN; else the unit's reciprocal is a normal number, 2^(127 - exponent). */
       const uint32_t all = 0u - (unit[turn][r] + 1 >> 8);
       const float factor = (p.scale + failed) * __uint_as_float((254u - unit[turn][r]) << 23);

@@ -2,22 +2,23 @@
 #include "launch.h"
 
 #include "../../hopper/chip.h"
+#include "../../hopper/dq_format.h"
 #include "../../kernels/kernel_table.h"
 #include "../../mask.h"
 #include "../backward/workspace.h"
 #include "../bounds/launch.h"
 #include "params.h"
 
-enum { BLOCK = 16 }; /* query rows that share a block of sums */
-
 /* The kernels of this family. */
 extern const dhp_family dhp_family_dq_out;
 
-int64_t dhp_dq_out_blocks(const dhp_backward *args) { return (args->forward.q.size[2] + BLOCK - 1) / BLOCK; }
+int64_t dhp_dq_out_blocks(const dhp_backward *args) {
+  return (args->forward.q.size[2] + DQ_BLOCK_ROWS - 1) / DQ_BLOCK_ROWS;
+}
 
 int64_t dhp_dq_out_integers(const dhp_backward *args, const dhp_kernel_info *kernel) {
   const int64_t *const q = args->forward.q.size;
-  return q[0] * q[1] * dhp_dq_out_blocks(args) * BLOCK * kernel->head_dim;
+  return q[0] * q[1] * dhp_dq_out_blocks(args) * DQ_BLOCK_ROWS * kernel->head_dim;
 }
 
 static int64_t tiles(const dhp_backward *args, const dhp_kernel_info *kernel) {

@@ -99,3 +99,8 @@ def subject(kernel: dict[str, Any]) -> Subject:
     if not outputs or set(outputs) - set(GRADIENTS):
         raise NotRun(f"{kernel['name']}: computes '{kernel['part']}'; a call can ask for {', '.join(GRADIENTS)}")
     return subject_of(kernel, Call(outputs))
+
+
+def subject_of_dq(kernel: dict[str, Any]) -> Subject:
+    """Of a kernel that has no output of its own but in dq, each of whose rows depends on its own inputs alone."""
+    return subject_of(kernel, Call(("dq",)))

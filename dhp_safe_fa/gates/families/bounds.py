@@ -6,11 +6,6 @@ whose rows depends on the keys that it sees and on no others.
 
 from __future__ import annotations
 
-from typing import Any
+from .backward import subject_of_dq as subject
 
-from ..subjects import Subject
-from .backward import Call, subject_of
-
-
-def subject(kernel: dict[str, Any]) -> Subject:
-    return subject_of(kernel, Call(("dq",)))
+__all__ = ["subject"]

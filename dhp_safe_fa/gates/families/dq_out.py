@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
+from .backward import subject_of_dq as subject
 
-from ..subjects import Subject
-from .backward import Call, subject_of
-
-
-def subject(kernel: dict[str, Any]) -> Subject:
-    return subject_of(kernel, Call(("dq",)))
+__all__ = ["subject"]
