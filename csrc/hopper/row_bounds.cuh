@@ -20,6 +20,11 @@ static __device__ __forceinline__ int last_key_seen(int row, int causal_offset, 
   return min(row + causal_offset, seqlen_k - 1);
 }
 
+/* Eight elements, or zeros. */
+static __device__ __forceinline__ uint4 masked(uint4 x, uint32_t mask) {
+  return make_uint4(x.x & mask, x.y & mask, x.z & mask, x.w & mask);
+}
+
 /* The larger one; NaN if one is NaN (9.7.3.12). */
 static __device__ __forceinline__ float max_or_nan(float a, float b) {
   float larger;

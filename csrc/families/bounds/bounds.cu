@@ -29,12 +29,6 @@ enum {
 
 static_assert(32 % LANES == 0 && ROWS == WARPS * 32 && ROWS == KEYS_OF_TILE, "a lane ends up with one key");
 
-/* 16 bytes, or zeros. */
-static __device__ __forceinline__ uint4 read_eight(const char *from, uint32_t mask) {
-  const uint4 x = *(const uint4 *)from;
-  return make_uint4(x.x & mask, x.y & mask, x.z & mask, x.w & mask);
-}
-
 /* The top bit of each half of a word: set if the element is not finite, that is if all bits of its exponent are. */
 static __device__ __forceinline__ uint32_t not_finite(uint32_t two) {
   const uint32_t infinity = ELEMENT_IS_BFLOAT16 ? 0x7f80u : 0x7c00u;
@@ -68,26 +62,32 @@ dhp_attention_bounds(const __grid_constant__ dhp_bounds_params p) {
   await_launches_before();
   begin_launches_after();
 
+  uint4 k_eight[TURNS], v_eight[TURNS];
+#pragma unroll
+  for (int turn = 0; turn < TURNS; turn++) {
+    const int64_t there = min(first + turn, p.seqlen_k - 1);
+    k_eight[turn] = *(const uint4 *)(k + 2 * there * p.k_stride[2]);
+    v_eight[turn] = *(const uint4 *)(v + 2 * there * p.v_stride[2]);
+  }
   uint32_t largest = 0,
            columns = 0; /* largest: of v in the low half, of k in the other; columns: of this lane's eight */
   float squares = 0.f, of_v, of_k;
 #pragma unroll
   for (int turn = 0; turn < TURNS; turn++) {
-    const int64_t there = min(first + turn, p.seqlen_k - 1);
     const uint32_t exists = first + turn < p.seqlen_k ? inside : 0;
-    uint4 k_eight = read_eight(k + 2 * there * p.k_stride[2], exists);
-    columns |= take_not_finite(&k_eight);
-    const uint4 v_eight = read_eight(v + 2 * there * p.v_stride[2], exists);
-    uint32_t both = largest_of_eight(v_eight) | largest_of_eight(k_eight) << 16;
+    uint4 of_key = masked(k_eight[turn], exists);
+    const uint4 of_value = masked(v_eight[turn], exists);
+    columns |= take_not_finite(&of_key);
+    uint32_t both = largest_of_eight(of_value) | largest_of_eight(of_key) << 16;
 #pragma unroll
     for (int step = 1; step < LANES; step *= 2)
       both = larger_halves(both, __shfl_xor_sync(FULL_MASK, both, step));
     unpack_two(&of_v, &of_k, both);
     float x[EIGHT];
-    unpack_two(&x[0], &x[1], v_eight.x);
-    unpack_two(&x[2], &x[3], v_eight.y);
-    unpack_two(&x[4], &x[5], v_eight.z);
-    unpack_two(&x[6], &x[7], v_eight.w);
+    unpack_two(&x[0], &x[1], of_value.x);
+    unpack_two(&x[2], &x[3], of_value.y);
+    unpack_two(&x[4], &x[5], of_value.z);
+    unpack_two(&x[6], &x[7], of_value.w);
     float sum = squares_of_eight(x, power_for(of_v));
 #pragma unroll
     for (int step = 1; step < LANES; step *= 2)

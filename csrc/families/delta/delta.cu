@@ -36,10 +36,6 @@ static __device__ __forceinline__ void widen(float *x, uint4 packed) {
     unpack_two(&x[2 * i], &x[2 * i + 1], words[i]);
 }
 
-static __device__ __forceinline__ uint4 masked(uint4 x, uint32_t mask) {
-  return make_uint4(x.x & mask, x.y & mask, x.z & mask, x.w & mask);
-}
-
 /* Over the lanes that share a row, in a tree. */
 static __device__ __forceinline__ float sum_of_lanes(float sum) {
 #pragma unroll
