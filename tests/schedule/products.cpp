@@ -9,7 +9,10 @@
 
 namespace sim {
 
-bool products_have_ended() { return self().pending.empty(); }
+bool products_have_ended(int product) {
+  const auto &pending = self().pending;
+  return std::none_of(pending.begin(), pending.end(), [=](const Group &g) { return g.product == product; });
+}
 
 int step_of(int product) {
   Group &open = self().open;
@@ -24,7 +27,7 @@ static Box &box_at(uint32_t address, const Tile &tile) {
   const auto box = std::find_if(boxes.begin(), boxes.end(), [=](const Box &b) { return b.start == address; });
   require(box != boxes.end(), "a read where no box begins");
   const Warp &w = self();
-  const bool has_arrived = !box->under_way && box->barrier >= 0 && w.seen[box->barrier] == box->phase + 1;
+  const bool has_arrived = !box->under_way && box->barrier >= 0 && w.seen[box->barrier] > box->phase;
   require(w.timed_out || (has_arrived && box->holds == tile), "a read of a tile that is wrong or not there");
   return *box;
 }

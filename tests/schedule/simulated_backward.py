@@ -23,9 +23,13 @@ MUTATIONS = (
     Mutation("arrives_once_more_than_is_met", (("(!SPARE || done + 1 < steps)", "1"),)),
     Mutation("statistics_not_announced", (("full, STATISTICS_BYTES);", "full, 0);"),)),
     Mutation("statistics_of_another_row", (("statistics_map, full, 2 * row,", "statistics_map, full, row,"),)),
-    Mutation("arrivals_of_one_warpgroup", (("i == 0 ? WARPGROUPS : LOADERS", "i == 0 ? 1 : LOADERS"),)),
+    Mutation("arrivals_of_one_loader", (("8 * i, LOADERS);", "8 * i, 1);"),)),
+    Mutation("owned_rows_not_awaited", (("WALK_BYTES + more_bytes", "WALK_BYTES + 0 * more_bytes"),)),
     Mutation("the_other_way_along_a_head", (("(w->start + FORWARDS * at.tile)", "(w->start - FORWARDS * at.tile)"),)),
-    Mutation("own_rows_of_the_first_warpgroup", (("int row = w->own_row + group * ROWS;", "int row = w->own_row;"),)),
+    Mutation(
+        "own_rows_of_the_first_warpgroup",
+        (("0, w->own_row + group * ROWS, w->own_head", "0, w->own_row, w->own_head"),),
+    ),
     Mutation("the_next_tile_is_not_awaited", (("after.parity ^ (uint32_t)(done + 1 == steps)", "after.parity ^ 1u"),)),
     Mutation("waits_in_vain_after_the_last_step", (("(uint32_t)(done + 1 == steps)", "0u"),)),
     Mutation("waits_in_vain_for_nothing", (("steps > 0 ? 0 : 1, p.zero", "0, p.zero"),)),
@@ -49,7 +53,7 @@ BACKWARD_MODEL = ("model.cpp", "dq.cpp")
 
 BACKWARD = Simulated(
     name="backward",
-    scheduled=(("const walk w = walk_of(&p);", "const walk w = scheduled_walk<walk>();"),),
+    scheduled=(("const walk w = walk_of(&p, (int)blockIdx.x);", "const walk w = scheduled_walk<walk>();"),),
     tiles_and_steps=((3, 5), (1, 12)),
     mutations=MUTATIONS,
     model=BACKWARD_MODEL,

@@ -105,7 +105,7 @@ OF_SHARES = (
         (("bulk_wait_read(); __syncwarp(); wgmma_wait(0);", "__syncwarp(); wgmma_wait(0);"),),
     ),
     Mutation("one_lane_knows_that_it_was_sent", ((AWAITS_SENDING, "bulk_wait_read(); wgmma_wait(1);"),)),
-    Mutation("ends_while_it_is_sent", (("share_out); bulk_wait_read(); const float", "share_out); const float"),)),
+    Mutation("ends_while_it_is_sent", (("share_out); bulk_wait_read(); end", "share_out); end"),)),
     Mutation("sent_without_a_fence", ((READY, "__syncwarp(); bulk_add"),)),
     Mutation("sent_before_all_lanes_have_fenced", ((READY, "fence_async_shared(); bulk_add"),)),
     Mutation("never_committed", (("bulk_commit();", ""),)),

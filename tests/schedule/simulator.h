@@ -86,7 +86,7 @@ int random(int n);                          /* from 0 to n - 1 */
 void require(bool holds, const char *what); /* or the run ends with this sentence */
 bool has_timed_out();
 bool launches_have_ended();
-bool products_have_ended();
+bool products_have_ended(int product);
 int step_of(int product);                      /* one more step of the open group: how many there were before */
 void read(uint32_t address, const Tile &tile); /* the open group reads the box there, which has to hold this tile */
 void read_at_once(uint32_t address, const Tile &tile); /* the warp does */

@@ -75,9 +75,7 @@ def build(tmp_path_factory: pytest.TempPathFactory) -> Build:
     return build_program
 
 
-def simulate(
-    program: Path, seed: int, time_outs: bool, tiles: int, steps: int
-) -> subprocess.CompletedProcess[str]:
+def simulate(program: Path, seed: int, time_outs: bool, tiles: int, steps: int) -> subprocess.CompletedProcess[str]:
     return run(program, *map(str, (tiles, steps, SCHEDULES, seed, int(time_outs))))
 
 

@@ -71,6 +71,11 @@ WRONG_WALKS = {
     ),
     "one_masked_tile_too_few_of_keys": ("- max(seen_by_all, 0) / WALK;", "- tiles_of(max(seen_by_all, 0));"),
     "heads_of_another_key_head": ("w.head = w.own_head * w.heads;", "w.head = w.own_head;"),
+    "heads_of_the_list_from_the_first_on": ("p->ordered_heads + rest", "rest"),
+    "a_list_in_the_order_of_heads": (
+        "in_order ? p->by_own_tiles : p->by_listed_heads);",
+        "p->by_own_tiles);",
+    ),
 }
 
 

@@ -43,7 +43,7 @@ dhp_attention_bwd(const __grid_constant__ CUtensorMap own_s_map, const __grid_co
   const int warp = warp_index();
   const int group = warp / WARPS_PER_GROUP, lane = (int)threadIdx.x % 32;
   const int is_last_group = group == WARPGROUPS - 1;
-  const uint32_t own_full = base + SHARED_BARRIERS + OWN_FULL, stages_full = base + SHARED_BARRIERS + STAGE_FULL;
+  const uint32_t stages_full = base + SHARED_BARRIERS + STAGE_FULL;
   /* leading bytes unused: K-major, one box a product */
   const uint32_t own_s = matrix_descriptor(base + SHARED_OWN_S + group * OWN_BYTES, 16);
   const uint32_t own_dp = matrix_descriptor(base + SHARED_OWN_DP + group * OWN_BYTES, 16);
@@ -53,21 +53,22 @@ dhp_attention_bwd(const __grid_constant__ CUtensorMap own_s_map, const __grid_co
   const uint32_t sum_s = matrix_descriptor(base + SHARED_WALK_S, WALK_BOX_BYTES);
   const uint32_t sum_dp = matrix_descriptor(base + SHARED_WALK_DP, WALK_BOX_BYTES);
 
+  const walk w = walk_of(&p, (int)blockIdx.x);
   make_barriers(warp, base, &own_s_map, &walk_s_map, &walk_dp_map);
 
   /* First loads. */
-  const walk w = walk_of(&p);
   const int steps = w.heads * w.tiles;
-  const loader load = loader_of(warp, &walk_s_map, &walk_dp_map, base);
+  const loader load = loader_of(warp, &own_s_map, &own_dp_map, &walk_s_map, &walk_dp_map, base);
   place next = {0, 0}; /* the first that was not asked for */
   await_launches_before();
   begin_launches_after();
-  load_own(warp % WARPS_PER_GROUP == 0, &own_s_map, &own_dp_map, base, group, &w);
+  load_first(steps > 0, &load, &statistics_map, base, &w, p.heads);
 #pragma unroll
-  for (int u = 0; u < STAGES - 1 - SPARE; u++) {
-    load_tile(u < steps, &load, &statistics_map, base, u, &w, next, p.heads);
+  for (int u = 1; u < STAGES - 1 - SPARE; u++) {
     next = place_after(&w, next);
+    load_tile(u < steps, &load, &statistics_map, base, u, &w, next, p.heads, 0);
   }
+  next = place_after(&w, next);
 
   float from_ds[OUTPUTS], from_p[OUTPUTS], s[SCORES], dp[SCORES], probability[SCORES];
   uint32_t packed_p[SCORES / 2], packed_ds[SCORES / 2];
@@ -101,8 +102,7 @@ dhp_attention_bwd(const __grid_constant__ CUtensorMap own_s_map, const __grid_co
 
   stage at = {0, 0};
   place now = {0, 0};
-  uint32_t arrived = mbarrier_wait_long(own_full, 0, p.zero);
-  arrived &= mbarrier_wait_long(stages_full, steps > 0 ? 0 : 1, p.zero); /* nothing to come: the phase before */
+  uint32_t arrived = mbarrier_wait_long(stages_full, steps > 0 ? 0 : 1, p.zero); /* nothing to come: the phase before */
 
 #define OF_STAGE(descriptor) ((descriptor) + at.index * (WALK_BYTES / DESCRIPTOR_UNIT))
 /* S and dP. */
@@ -123,7 +123,7 @@ dhp_attention_bwd(const __grid_constant__ CUtensorMap own_s_map, const __grid_co
     const int before = index_before(at.index), freed = SPARE ? index_before(before) : before;             \
     bar_arrive(!is_last_group && (!SPARE || done + 1 < steps), FINISHED + at.index, CTA_THREADS);         \
     bar_sync(is_last_group && (!SPARE || done > 0), FINISHED + (SPARE ? before : at.index), CTA_THREADS); \
-    load_tile(next.head < w.heads && arrived, &load, &statistics_map, base, freed, &w, next, p.heads);    \
+    load_tile(next.head < w.heads && arrived, &load, &statistics_map, base, freed, &w, next, p.heads, 0); \
     bar_arrive(is_last_group && next.head < w.heads, LOADED + freed, CTA_THREADS);                        \
     next = place_after(&w, next);                                                                         \
   } while (0)

@@ -9,8 +9,8 @@
 #include "../../hopper/rows_out.cuh"
 #include "walk.cuh"
 
-/* This thread's row r of two, `row` of the tensor, times the factor; `columns` is 0 for a row beyond the tensor. Nothing
- * if the gradient is null. */
+/* This thread's row r of two, `row` of the tensor, times the factor; `columns` is 0 for a row beyond the tensor.
+ * Nothing if the gradient is null. */
 static __device__ __forceinline__ void store_gradient(void *gradient, const int64_t *stride, const walk *w, int row,
                                                       const float *x, int r, float factor, int columns, int lane) {
   const int64_t batch = w->batch, head = w->own_head;

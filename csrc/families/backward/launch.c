@@ -67,6 +67,25 @@ static void set_output(const dhp_tensor *gradient, void **data, int64_t stride[3
     stride[i] = gradient->stride[i];
 }
 
+/*
+ * How many heads go in the list of walk.cuh: none unless walks differ in length, else as many as make up two CTAs for
+ * each multiprocessor. So the list takes longer than the longest walk of the heads before, and balances what they
+ * leave. Three or more fit the L2 cache less well and are slower (H100, head_dim 64 to 256).
+ */
+enum { LISTED_CTAS = 2 * DHP_MULTIPROCESSORS };
+
+static dhp_divisor divisor_of(int32_t d) { return dhp_divisor_of(d > 0 ? d : 1); } /* by 0: of nothing */
+
+static void set_order(dhp_bwd_params *params, int64_t heads_of_all) {
+  const int64_t enough = (LISTED_CTAS + params->own_tiles - 1) / params->own_tiles;
+  params->listed_heads = params->is_causal ? (int32_t)(enough < heads_of_all ? enough : heads_of_all) : 0;
+  params->ordered_heads = (int32_t)heads_of_all - params->listed_heads;
+  params->by_own_tiles = divisor_of(params->own_tiles);
+  params->by_listed_heads = divisor_of(params->listed_heads);
+  params->by_own_heads = divisor_of(params->own_heads);
+  params->by_heads_per_key_head = divisor_of(params->heads_per_key_head);
+}
+
 static dhp_status launch(const dhp_session *session, const dhp_backward *args, const dhp_launch *what, void *stream,
                          dhp_error *error) {
   const dhp_kernel_info *const kernel = what->kernel;
@@ -101,6 +120,7 @@ static dhp_status launch(const dhp_session *session, const dhp_backward *args, c
       .blocks = (int32_t)dhp_dq_out_blocks(args),
       .zero = 0,
   };
+  set_order(&params, owned[0] * owned[1]);
   set_output(owns_keys ? &args->dk : &args->dq, &params.from_ds, params.from_ds_stride);
   set_output(&args->dv, &params.from_p, params.from_p_stride);
   void *arguments[] = {&maps[OWN_S], &maps[OWN_DP], &maps[WALK_S], &maps[WALK_DP], &maps[STATISTICS], &params};

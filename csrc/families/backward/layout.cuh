@@ -44,8 +44,7 @@ enum { /* byte offsets from the 1024-aligned start */
 };
 
 enum mbarrier {                 /* byte offset from SHARED_BARRIERS */
-                OWN_FULL = 0,   /* one arrival of each warpgroup */
-                STAGE_FULL = 8, /* + 8 stage; one arrival of each loader */
+                STAGE_FULL = 0, /* + 8 stage; one arrival of each loader; the first one is told of owned rows, too */
                 BARRIER_BYTES = STAGE_FULL + 8 * STAGES
 };
 

@@ -17,7 +17,7 @@ static __device__ __forceinline__ void make_barriers(int warp, uint32_t base, co
     tma_prefetch_map(walk_dp_map);
 #pragma unroll
     for (int i = 0; i < BARRIER_BYTES / 8; i++)
-      mbarrier_init(base + SHARED_BARRIERS + 8 * i, i == 0 ? WARPGROUPS : LOADERS);
+      mbarrier_init(base + SHARED_BARRIERS + 8 * i, LOADERS);
     fence_mbarrier_init();
   }
   __syncthreads();
@@ -30,26 +30,35 @@ typedef struct loader {
   int of_statistics; /* it loads the statistics of walked queries */
   const CUtensorMap *map;
   uint32_t tiles; /* shared address of stage 0 */
+  const CUtensorMap *own_map;
+  uint32_t own;  /* shared address of the owned rows that go with them */
+  int own_bytes; /* of these; 0: nothing multiplies them */
 } loader;
 
-static __device__ __forceinline__ loader loader_of(int warp, const CUtensorMap *s_map, const CUtensorMap *dp_map,
-                                                   uint32_t base) {
+static __device__ __forceinline__ loader loader_of(int warp, const CUtensorMap *own_s_map,
+                                                   const CUtensorMap *own_dp_map, const CUtensorMap *s_map,
+                                                   const CUtensorMap *dp_map, uint32_t base) {
   loader l;
   l.active = warp == FIRST_LOADER || warp == FIRST_LOADER + 1;
   l.of_s = warp == FIRST_LOADER;
   l.of_statistics = OWNS_KEYS && warp == FIRST_LOADER + 2;
   l.map = l.of_s ? s_map : dp_map;
   l.tiles = base + (l.of_s ? SHARED_WALK_S : SHARED_WALK_DP);
+  l.own_map = l.of_s ? own_s_map : own_dp_map;
+  l.own = base + (l.of_s ? SHARED_OWN_S : SHARED_OWN_DP);
+  l.own_bytes = l.of_s || WITH_DS ? WARPGROUPS * OWN_BYTES : 0;
   return l;
 }
 
-/* If go: asks for this warp's part of a tile, into the stage of this index. */
+/* If go: asks for this warp's part of a tile, into the stage of this index. The stage's barrier is told of that, and of
+ * so many bytes more. */
 static __device__ __forceinline__ void load_tile(int go, const loader *l, const CUtensorMap *statistics_map,
-                                                 uint32_t base, int index, const walk *w, place at, int heads) {
+                                                 uint32_t base, int index, const walk *w, place at, int heads,
+                                                 int more_bytes) {
   const int wanted = go && l->active, statistics_wanted = go && l->of_statistics;
   const int row = first_row(w, at), head = w->head + at.head;
   const uint32_t full = base + SHARED_BARRIERS + STAGE_FULL + 8 * index;
-  mbarrier_arrive_expect_tx(wanted, full, WALK_BYTES);
+  mbarrier_arrive_expect_tx(wanted, full, WALK_BYTES + more_bytes);
   load_boxes(wanted, l->tiles + index * WALK_BYTES, l->map, full, BOXES, WALK_BOX_BYTES, 0, row, head, w->batch);
   if (OWNS_KEYS) {
     mbarrier_arrive_expect_tx(statistics_wanted, full, STATISTICS_BYTES);
@@ -58,16 +67,16 @@ static __device__ __forceinline__ void load_tile(int go, const loader *l, const 
   }
 }
 
-/* If go: asks for this warpgroup's owned rows of both tensors. */
-static __device__ __forceinline__ void load_own(int go, const CUtensorMap *s_map, const CUtensorMap *dp_map,
-                                                uint32_t base, int group, const walk *w) {
-  const uint32_t full = base + SHARED_BARRIERS + OWN_FULL;
-  const int row = w->own_row + group * ROWS;
-  mbarrier_arrive_expect_tx(go, full, OWNED * OWN_BYTES);
-  load_boxes(go, base + SHARED_OWN_S + group * OWN_BYTES, s_map, full, BOXES, OWN_BOX_BYTES, 0, row, w->own_head,
-             w->batch);
-  if (WITH_DS)
-    load_boxes(go, base + SHARED_OWN_DP + group * OWN_BYTES, dp_map, full, BOXES, OWN_BOX_BYTES, 0, row, w->own_head,
+/* If go: asks for this warp's part of the first tile, and of the owned rows that it meets. Both complete on the barrier
+ * of stage 0: so one wait serves them. */
+static __device__ __forceinline__ void load_first(int go, const loader *l, const CUtensorMap *statistics_map,
+                                                  uint32_t base, const walk *w, int heads) {
+  const place first = {0, 0};
+  load_tile(go, l, statistics_map, base, 0, w, first, heads, l->own_bytes);
+#pragma unroll
+  for (int group = 0; group < WARPGROUPS; group++)
+    load_boxes(go && l->active && l->own_bytes > 0, l->own + group * OWN_BYTES, l->own_map,
+               base + SHARED_BARRIERS + STAGE_FULL, BOXES, OWN_BOX_BYTES, 0, w->own_row + group * ROWS, w->own_head,
                w->batch);
 }
 

@@ -49,7 +49,7 @@ dhp_attention_bwd(const __grid_constant__ CUtensorMap own_s_map, const __grid_co
   const int group = warp / WARPS_PER_GROUP, warp_of_group = warp & (WARPS_PER_GROUP - 1),
             lane = (int)(threadIdx.x & 31);
   const int is_last_group = group == WARPGROUPS - 1, other = group ^ 1;
-  const uint32_t own_full = base + SHARED_BARRIERS + OWN_FULL, stages_full = base + SHARED_BARRIERS + STAGE_FULL;
+  const uint32_t stages_full = base + SHARED_BARRIERS + STAGE_FULL;
   /* leading bytes unused: K-major, one box a product */
   const uint32_t own_s = matrix_descriptor(base + SHARED_OWN_S + group * OWN_BYTES, 16);
   const uint32_t own_dp = matrix_descriptor(base + SHARED_OWN_DP + group * OWN_BYTES, 16);
@@ -64,21 +64,22 @@ dhp_attention_bwd(const __grid_constant__ CUtensorMap own_s_map, const __grid_co
   const uint32_t ds_out = base + SHARED_DS + group * WALK * ROW_BYTES;
   const uint32_t share_out = base + SHARED_SHARES + warp * BLOCK_BYTES;
 
+  const walk w = walk_of(&p, (int)blockIdx.x);
   make_barriers(warp, base, &own_s_map, &walk_s_map, &walk_dp_map);
 
   /* First loads. */
-  const walk w = walk_of(&p);
   const int steps = w.heads * w.tiles;
-  const loader load = loader_of(warp, &walk_s_map, &walk_dp_map, base);
+  const loader load = loader_of(warp, &own_s_map, &own_dp_map, &walk_s_map, &walk_dp_map, base);
   place next = {0, 0}; /* the first that was not asked for */
   await_launches_before();
   begin_launches_after();
-  load_own(warp_of_group == 0, &own_s_map, &own_dp_map, base, group, &w);
+  load_first(steps > 0, &load, &statistics_map, base, &w, p.heads);
 #pragma unroll
-  for (int u = 0; u < STAGES - 1; u++) {
-    load_tile(u < steps, &load, &statistics_map, base, u, &w, next, p.heads);
+  for (int u = 1; u < STAGES - 1; u++) {
     next = place_after(&w, next);
+    load_tile(u < steps, &load, &statistics_map, base, u, &w, next, p.heads, 0);
   }
+  next = place_after(&w, next);
 
   float dk[OUTPUTS], dv[OUTPUTS];
 #pragma unroll
@@ -101,8 +102,7 @@ dhp_attention_bwd(const __grid_constant__ CUtensorMap own_s_map, const __grid_co
   stage at = {0, 0};
   place now = {0, 0};
   int done = 0;
-  uint32_t arrived = mbarrier_wait_long(own_full, 0, p.zero);
-  arrived &= mbarrier_wait_long(stages_full, steps > 0 ? 0 : 1, p.zero); /* nothing to come: the phase before */
+  uint32_t arrived = mbarrier_wait_long(stages_full, steps > 0 ? 0 : 1, p.zero); /* nothing to come: the phase before */
 
   /* Of the walked queries, those of this thread's columns. */
   const uint32_t statistics = base + SHARED_STATISTICS + lane % 4 * STATISTICS_OF_PAIR;
@@ -121,12 +121,12 @@ dhp_attention_bwd(const __grid_constant__ CUtensorMap own_s_map, const __grid_co
 
 /* The first warpgroup is ahead: when it has finished the step before, and so has the last one, that stage is loaded
  * again. */
-#define LOAD_NEXT()                                                                             \
-  do {                                                                                          \
-    bar_sync(is_last_group && done > 0, USED + at.index, CTA_THREADS);                          \
-    const int wanted = next.head < w.heads && arrived;                                          \
-    load_tile(wanted, &load, &statistics_map, base, index_before(at.index), &w, next, p.heads); \
-    next = place_after(&w, next);                                                               \
+#define LOAD_NEXT()                                                                                \
+  do {                                                                                             \
+    bar_sync(is_last_group && done > 0, USED + at.index, CTA_THREADS);                             \
+    const int wanted = next.head < w.heads && arrived;                                             \
+    load_tile(wanted, &load, &statistics_map, base, index_before(at.index), &w, next, p.heads, 0); \
+    next = place_after(&w, next);                                                                  \
   } while (0)
 
 /* S and dP. */
@@ -227,19 +227,10 @@ dhp_attention_bwd(const __grid_constant__ CUtensorMap own_s_map, const __grid_co
     now.head++;
   }
 
-  /* The shares of the last two steps. */
+  /* The shares of the last two steps; between them dk and dv, which are complete. */
   float dq[DQ_FLOATS];
   ISSUE_DQ(steps > 0);
   SEND_SHARE();
-  bulk_wait_read();
-  __syncwarp();
-  wgmma_wait(0);
-  mark_rows(&p, w.batch, &last, dq, lane);
-  store_share(share_out + lane * 16, dq, unit, 0);
-  store_share(share_out + lane * 16, dq, unit, DQ_FLOATS / 2);
-  send_share(last.exists, sums_of(&p, w.batch, &last, group), share_out);
-  bulk_wait_read();
-
   const float poison = arrived ? 0.f : NAN;
 #pragma unroll
   for (int r = 0; r < 2; r++) {
@@ -248,5 +239,13 @@ dhp_attention_bwd(const __grid_constant__ CUtensorMap own_s_map, const __grid_co
     store_gradient(p.from_p, p.from_p_stride, &w, row[r], dv, r, 1.f + poison, columns, lane);
   }
   store_one(!arrived, p.failed + w.batch * p.own_heads + w.own_head, poison);
+  bulk_wait_read();
+  __syncwarp();
+  wgmma_wait(0);
+  mark_rows(&p, w.batch, &last, dq, lane);
+  store_share(share_out + lane * 16, dq, unit, 0);
+  store_share(share_out + lane * 16, dq, unit, DQ_FLOATS / 2);
+  send_share(last.exists, sums_of(&p, w.batch, &last, group), share_out);
+  bulk_wait_read();
   end_together();
 }

@@ -8,6 +8,8 @@
 
 #include <stdint.h>
 
+#include "../../hopper/divisor.h"
+
 enum {
   DHP_BWD_ALIGN = 1024 /* the 128-byte swizzle repeats every 1024 bytes; CUDA aligns shared memory to 16 */
 };
@@ -26,6 +28,8 @@ typedef struct dhp_bwd_params {
   int32_t heads, own_heads, heads_per_key_head; /* heads: of queries; own_heads: of the owned side */
   int32_t seqlen_q, seqlen_k;                   /* seqlen_k: without the keys that no query sees */
   int32_t own_rows, own_tiles;                  /* of one head: rows of the owned side, CTAs */
+  int32_t ordered_heads, listed_heads;          /* of all owned heads: the first ones, and the others; see walk.cuh */
+  dhp_divisor by_own_tiles, by_listed_heads, by_own_heads, by_heads_per_key_head;
   int32_t head_dim;
   int32_t is_causal, causal_offset; /* offset clamped to [-seqlen_q, seqlen_k] */
   float scale, scale_log2;          /* scale_log2: times log2(e) */
@@ -34,13 +38,13 @@ typedef struct dhp_bwd_params {
 
 /*
  * Dynamic shared memory of one CTA in bytes: the owned rows of the tensor of S and, with dS, of that of dP; stages of a
- * tile of two tensors and two floats for each of its rows; an 8-byte mbarrier for the owned rows and for each stage.
+ * tile of two tensors and two floats for each of its rows; an 8-byte mbarrier for each stage.
  * With dq among others, two tiles of dS, and 64 times 64 integers for each warpgroup. A macro because it initialises a
  * constant table.
  */
 #define DHP_BWD_SHARED_BYTES(head_dim, tile_k, warpgroups, rows, stages, owns_keys, with_ds, with_p, with_dq) \
   (DHP_BWD_ALIGN + (1 + (with_ds)) * (warpgroups) * (rows) * (head_dim) * 2 +                                 \
-   2 * (stages) * (tile_k) * (head_dim) * 2 + (stages) * (tile_k) * 8 + 8 * (1 + (stages)) +                  \
+   2 * (stages) * (tile_k) * (head_dim) * 2 + (stages) * (tile_k) * 8 + 8 * (stages) +                        \
    (with_dq) * (warpgroups) * (2 * (rows) * (tile_k) * 2 + 64 * 64 * 4))
 
 #endif

@@ -1,5 +1,5 @@
 /*
- * walk.cuh - what a CTA owns and in which order it walks the other side. Functions of the block index and of public
+ * walk.cuh - what a CTA owns and in which order it walks the other side. Functions of the CTA's number and of public
  * parameters. Before this header: layout.cuh.
  *
  * Owned keys: all query heads of the key head, one after the other, and of each the tiles of queries from the first one
@@ -10,6 +10,7 @@
 #ifndef DHP_BACKWARD_WALK_CUH
 #define DHP_BACKWARD_WALK_CUH
 
+#include "../../hopper/divisor.cuh"
 #include "layout.cuh"
 
 typedef struct walk {
@@ -25,13 +26,18 @@ enum { FORWARDS = OWNS_KEYS ? 1 : -1 };
 static __device__ __forceinline__ int tiles_of(int rows) { return (rows + WALK - 1) / WALK; }
 
 /*
- * CTAs of a head are neighbours, those with the longest walks first: so few heads are walked at a time, which stay in
- * the L2 cache, and the last CTAs to start are short.
+ * Heads in order: the CTAs of a head are neighbours, those with the longest walks first; so few heads are walked at a
+ * time, which stay in the L2 cache. The list: of the last heads the longest walks of all come first, so that the last
+ * CTAs to start are the shortest. Else multiprocessors would wait for the long ones of the last head.
  */
-static __device__ __forceinline__ walk walk_of(const dhp_bwd_params *p) {
+static __device__ __forceinline__ walk walk_of(const dhp_bwd_params *p, int cta) {
   walk w;
-  const int head_of_all = (int)blockIdx.x / p->own_tiles, nth = (int)blockIdx.x - head_of_all * p->own_tiles;
-  w.batch = head_of_all / p->own_heads;
+  const int ordered = p->ordered_heads * p->own_tiles, in_order = cta < ordered;
+  const int index = in_order ? cta : cta - ordered;
+  const int whole = quotient(index, in_order ? p->by_own_tiles : p->by_listed_heads);
+  const int rest = index - whole * (in_order ? p->own_tiles : p->listed_heads);
+  const int head_of_all = in_order ? whole : p->ordered_heads + rest, nth = in_order ? rest : whole;
+  w.batch = quotient(head_of_all, p->by_own_heads);
   w.own_head = head_of_all - w.batch * p->own_heads;
   w.own_row = (OWNS_KEYS ? nth : p->own_tiles - 1 - nth) * (WARPGROUPS * ROWS);
   const int last_own = min(w.own_row + WARPGROUPS * ROWS, p->own_rows) - 1;
@@ -46,7 +52,7 @@ static __device__ __forceinline__ walk walk_of(const dhp_bwd_params *p) {
     w.masked = max(min(tiles_of(all_see_from) - w.start, w.tiles), 0);
   } else {
     w.heads = 1;
-    w.head = w.own_head / p->heads_per_key_head;
+    w.head = quotient(w.own_head, p->by_heads_per_key_head);
     const int seen_by_last = p->is_causal ? min(last_own + p->causal_offset + 1, p->seqlen_k) : p->seqlen_k;
     const int seen_by_all = p->is_causal ? min(w.own_row + p->causal_offset + 1, p->seqlen_k) : p->seqlen_k;
     w.tiles = tiles_of(max(seen_by_last, 0));

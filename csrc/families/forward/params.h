@@ -8,16 +8,12 @@
 
 #include <stdint.h>
 
+#include "../../hopper/divisor.h"
 #include "../../hopper/softmax_params.h"
 
 enum {
   DHP_SHARED_ALIGN = 1024 /* the 128-byte swizzle repeats every 1024 bytes; CUDA aligns shared memory to 16 */
 };
-
-/* A divisor d >= 1: n / d is the high half of 2 n multiplier, shifted right, for every n < 2^31. */
-typedef struct dhp_divisor {
-  uint32_t multiplier, shift;
-} dhp_divisor;
 
 /*
  * All public: shape, strides, flags, and where the results go. q, k and v travel as tensor maps.

@@ -15,6 +15,7 @@
 #ifndef DHP_QUERY_TILES_CUH
 #define DHP_QUERY_TILES_CUH
 
+#include "../../hopper/divisor.cuh"
 #include "params.h"
 
 typedef struct query_tile {
@@ -23,11 +24,6 @@ typedef struct query_tile {
   int key_tiles;             /* to visit; 0 if there is no such query tile: then nothing else counts */
   int masked;                /* how many of them need the mask: the first ones visited */
 } query_tile;
-
-/* n / d. */
-static __device__ __forceinline__ int quotient(int n, dhp_divisor by) {
-  return (int)(__umulhi(2 * (uint32_t)n, by.multiplier) >> by.shift);
-}
 
 /* Returns this CTA's nth query tile. CT: a function of the block index and public parameters. */
 static __device__ __forceinline__ query_tile nth_query_tile(const dhp_fwd_params *p, int nth) {

@@ -4,7 +4,7 @@
  * Checked: every product reads its warpgroup's owned rows and the walked tile that comes next, S before dP, P walk_dp
  * before dS walk_s; what comes of a product is not used before it has ended; each tile's statistics are read while they
  * are there, and before its gradients are multiplied; every tile of every walked head is visited; each row of each
- * gradient is stored where it belongs, after all products. A warp that gave up stores NaN only. What comes with dq, if
+ * gradient is stored where it belongs, after its products. A warp that gave up stores NaN only. What comes with dq, if
  * the kernel computes that, too: dq.cpp.
  *
  * The lengths of a run: as many walked heads as there are, each of one tile less than the first length says, so that
@@ -80,7 +80,7 @@ sim::Layout model::begin(const std::vector<int> &lengths) {
   sim::Layout layout;
   layout.warps = shape.warpgroups * sim::WARPS_PER_GROUP;
   layout.barriers = shape.barriers;
-  layout.mbarriers = 1 + shape.stages;
+  layout.mbarriers = shape.stages;
   layout.waits_for_nothing = true;
   layout.mbarriers_order =
       !shape.with_dq; /* a warpgroup that only arrives at FINISHED is held back by the loads it waits for */
@@ -94,7 +94,7 @@ sim::Layout model::begin(const std::vector<int> &lengths) {
   return layout;
 }
 
-/* The owned rows of all warpgroups, and the stages. */
+/* The stages; with the first one, the owned rows of all warpgroups. */
 bool model::waits_for(int, int) { return true; }
 
 bool model::waits_twice(int) { return false; }
@@ -166,7 +166,8 @@ void model::read_shared(uint32_t from) {
 
 void model::store_row(const void *to, const uint32_t *four_words) {
   sim::require(sim::launches_have_ended(), "a store before the launches before have ended");
-  sim::require(sim::products_have_ended(), "a store before its product has ended");
+  for (int product : {SUM_OF_P, SUM_OF_DS})
+    sim::require(sim::products_have_ended(product), "a store before its product has ended");
   require_all_committed("a store before the end of the walk");
   const int parts = shape.head_dim / (8 * STORE_BLOCKS), nth = mine().stored++;
   const int part = nth % parts, gradient = nth / parts % gradients(), lane_row = nth / parts / gradients();

@@ -6,6 +6,7 @@
  * one CTA, every visible pair has to lie in one tile that the CTA walks, and a tile that is walked without the mask has
  * to hold no pair that is hidden. Status 1 and a sentence at the first violation.
  */
+#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -35,7 +36,7 @@ static bool sees(const Call &c, long long query, long long key) {
 }
 
 /* As launch.c fills them. */
-static dhp_bwd_params parameters(const Call &c) {
+static dhp_bwd_params parameters(const Call &c, int listed_heads) {
   const long long highest = std::min(std::max(c.offset, -c.seqlen_q), c.seqlen_k);
   const long long seen = c.is_causal ? std::min(c.seqlen_k, c.seqlen_q + highest) : c.seqlen_k;
   dhp_bwd_params p = {};
@@ -48,6 +49,12 @@ static dhp_bwd_params parameters(const Call &c) {
   p.own_tiles = (p.own_rows + WARPGROUPS * ROWS - 1) / (WARPGROUPS * ROWS);
   p.is_causal = (int32_t)c.is_causal;
   p.causal_offset = (int32_t)highest;
+  p.listed_heads = listed_heads;
+  p.ordered_heads = (int32_t)c.batch * p.own_heads - listed_heads;
+  p.by_own_tiles = dhp_divisor_of(p.own_tiles);
+  p.by_listed_heads = dhp_divisor_of(std::max(listed_heads, 1));
+  p.by_own_heads = dhp_divisor_of(p.own_heads);
+  p.by_heads_per_key_head = dhp_divisor_of(p.heads_per_key_head);
   return p;
 }
 
@@ -78,12 +85,13 @@ static void check_tiles(const Call &c, const walk &w) {
     }
 }
 
-static void check(const Call &c) {
-  const dhp_bwd_params p = parameters(c);
+static void check(const Call &c, int listed_heads) {
+  const dhp_bwd_params p = parameters(c, listed_heads);
+  int longest = INT_MAX; /* of the list so far */
   std::vector<char> owned((size_t)(c.batch * p.own_heads * p.own_tiles));
   gridDim.x = (unsigned)owned.size();
   for (blockIdx.x = 0; blockIdx.x < gridDim.x; blockIdx.x++) {
-    const walk w = walk_of(&p);
+    const walk w = walk_of(&p, (int)blockIdx.x);
     require(w.batch >= 0 && w.batch < c.batch && w.own_head >= 0 && w.own_head < p.own_heads && w.own_row >= 0 &&
                 w.own_row < p.own_rows && w.own_row % (WARPGROUPS * ROWS) == 0,
             "rows that there are not", c);
@@ -93,6 +101,10 @@ static void check(const Call &c) {
                 w.head == (OWNS_KEYS ? w.own_head * p.heads_per_key_head : w.own_head / p.heads_per_key_head),
             "other heads are walked", c);
     require(w.masked >= 0 && w.masked <= w.tiles, "more tiles under the mask than there are", c);
+    if ((int)blockIdx.x >= p.ordered_heads * p.own_tiles) {
+      require(w.tiles <= longest, "a longer walk comes later in the list", c);
+      longest = w.tiles;
+    }
     check_tiles(c, w);
   }
 }
@@ -102,7 +114,9 @@ int main() {
   long calls = 0;
   while (scanf("%lld %lld %lld %lld %lld %lld %lld", &c.batch, &c.heads, &c.key_heads, &c.seqlen_q, &c.seqlen_k,
                &c.is_causal, &c.offset) == 7) {
-    check(c);
+    const long long heads = c.batch * (OWNS_KEYS ? c.key_heads : c.heads);
+    for (long long listed : {0ll, 1ll, heads / 2, heads})
+      check(c, (int)std::min(listed, heads));
     calls++;
   }
   printf("%ld calls\n", calls);
