@@ -12,6 +12,8 @@ from torch import Tensor
 # of at most 1 MiB, as for the workspace of our backward, torch serves from other memory: blocks of all sizes are there.
 _WORKSPACE_BYTES = (32 * 2**20, *(2**n for n in range(9, 21)))
 
+_LARGEST_SMALL = 2**20  # bytes of a request that torch serves from small memory
+
 
 class WrongMemory(Exception):
     """The memory that a call used was not the poisoned one."""
@@ -28,7 +30,8 @@ class Memory(Protocol):
 class PoisonedBlocks:
     """Blocks of torch's caching allocator that the calls under test will be given, because they have just been freed.
 
-    Before each run a block as large as each output, and blocks for workspaces, are taken, filled and given back.
+    Before each run a block as large as each output, blocks for workspaces, and what those leave free are taken, filled
+    and given back.
     The allocator serves a request from the smallest free block that holds it, so outputs come from these; whether they
     did is checked. (A pool of their own would say the same of workspaces, but torch 2.11 crashes when it is asked about
     one.)
@@ -42,7 +45,8 @@ class PoisonedBlocks:
 
     def poison(self, run: int) -> None:
         """Fill with one byte, another one in each run: 0xff, which is NaN, would hide what is added to it."""
-        blocks = [torch.empty(size, dtype=torch.uint8, device="cuda") for size in self._sizes]
+        blocks = _take(self._sizes)
+        blocks += _take(free_sizes())
         for block in blocks:
             block.fill_(run * 37 % 256)  # 37 is odd: every byte comes once in 256 runs
         self._filled = [(block.data_ptr(), block.numel()) for block in blocks]
@@ -56,3 +60,28 @@ class PoisonedBlocks:
         start = tensor.data_ptr()
         end = start + tensor.numel() * tensor.element_size()
         return any(address <= start and end <= address + size for address, size in self._filled)
+
+
+def _take(sizes: Sequence[int]) -> list[Tensor]:
+    return [torch.empty(size, dtype=torch.uint8, device="cuda") for size in sizes]
+
+
+def free_sizes() -> list[int]:
+    """Sizes of requests that take all blocks which the current stream would be given, and no new memory.
+
+    Torch serves a request of more than 1 MiB from large memory, any other from small memory, from the smallest block
+    that holds it. It cuts what is asked for out of 20 MiB, or 2 MiB: what is left there waits for the next request. So
+    the largest block is asked for first, of small memory 1 MiB of it at a time.
+    """
+    here = (torch.cuda.current_device(), torch.cuda.current_stream().cuda_stream, (0, 0))  # (0, 0): not of a CUDA graph
+    sizes: list[int] = []
+    for segment in torch.cuda.memory_snapshot():
+        if (segment["device"], segment["stream"], tuple(segment["segment_pool_id"])) != here:
+            continue
+        free = [block["size"] for block in segment["blocks"] if block["state"] == "inactive"]
+        if segment["segment_type"] == "large":
+            sizes += [size for size in free if size > _LARGEST_SMALL]
+        else:
+            for size in free:
+                sizes += [_LARGEST_SMALL] * (size // _LARGEST_SMALL) + [size % _LARGEST_SMALL]
+    return sorted((size for size in sizes if size > 0), reverse=True)

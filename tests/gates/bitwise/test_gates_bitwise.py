@@ -5,6 +5,8 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
+from random import Random
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,7 +18,7 @@ from dhp_safe_fa.gates.bitwise import gate as bitwise
 from dhp_safe_fa.gates.bitwise import load as bitwise_load
 from dhp_safe_fa.gates.bitwise import rows as bitwise_rows
 from dhp_safe_fa.gates.bitwise.compare import compare_outputs, compare_runs, first_difference, repeat
-from dhp_safe_fa.gates.bitwise.memory import PoisonedBlocks, WrongMemory
+from dhp_safe_fa.gates.bitwise.memory import PoisonedBlocks, WrongMemory, free_sizes
 from dhp_safe_fa.gates.bitwise.rows import Rows
 from dhp_safe_fa.gates.families import forward
 from dhp_safe_fa.gates.inputs import Shape
@@ -347,6 +349,34 @@ def test_outputs_hold_the_poison_and_another_one_in_each_run(gpu: None) -> None:
         memory.check(outputs)
         assert all(bool((output == run * 37 % 256).all()) for output in outputs)
         del outputs
+
+
+def test_all_free_memory_is_taken(session_seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of segments as torch cuts them: each request is served from the smallest block that holds it, none anew."""
+    random, mib = Random(session_seed), 2**20
+    here = {"device": 0, "stream": 0, "segment_pool_id": (0, 0)}
+    segments, free = [], {"small": [], "large": []}
+    for _ in range(20):
+        kind, left = random.choice([("small", 2 * mib), ("large", 20 * mib), ("large", 32 * mib)])
+        blocks = []
+        while left:
+            size = min(left, 512 * random.randint(1, 2048) * random.choice([1, 10]))
+            is_free = not (blocks and blocks[-1]["state"] == "inactive") and random.randrange(2) > 0  # else merged
+            blocks.append({"size": size, "state": "inactive" if is_free else "active_allocated"})
+            free[kind] += [size] * is_free
+            left -= size
+        segments.append({**here, "segment_type": kind, "blocks": blocks})
+    others = [{**segments[0], "stream": 7}, {**segments[0], "segment_pool_id": (0, 1)}, {**segments[0], "device": 1}]
+    monkeypatch.setattr(torch.cuda, "memory_snapshot", lambda: [*segments, *others])
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(cuda_stream=0))
+    for size in free_sizes():
+        blocks = free["large" if size > mib else "small"]
+        block = min(block for block in blocks if block >= size)
+        blocks.remove(block)
+        blocks += [block - size] * (block > size)
+    assert free["small"] == []
+    assert all(size <= mib for size in free["large"])  # which serves no request
 
 
 @pytest.mark.parametrize("workspace", [2**17 + 512, 2**23])
