@@ -71,7 +71,7 @@ def parser() -> argparse.ArgumentParser:
 
     imports = commands.add_parser("import", help="record the stored benchmark result of a commit, without a decision")
     imports.add_argument("name")
-    imports.add_argument("commit", help=f"a commit whose {stored.RESULT} is taken")
+    imports.add_argument("commit", help="a commit whose benchmarks/results/h100_FAMILY.json is taken")
 
     build = commands.add_parser(
         "build", help="put the build of an iteration into build/burn/, to carry it to a machine without git history"
@@ -83,7 +83,7 @@ def parser() -> argparse.ArgumentParser:
     log.add_argument("--milestones", action="store_true", help="which iteration answers which milestone")
     plot = commands.add_parser("plot", help="the journey as a picture")
     plot.add_argument("--out", type=Path, default=PICTURE, metavar="FILE", help="default: audits/iterations.png")
-    for command in (run, baseline, plot):
+    for command in (run, baseline, imports, plot):
         command.add_argument("--family", choices=FAMILIES, default=FORWARD, help="of kernels; default: %(default)s")
     compare = commands.add_parser("compare", help="two iterations, shape by shape")
     compare.add_argument("a")
@@ -99,7 +99,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if args.command in ("run", "baseline"):
             return _iterate(args)
         if args.command == "import":
-            record = stored.imported(args.name, args.commit)
+            record = stored.imported(args.name, args.commit, args.family)
             file.append(args.log, record)
             tables.show_record(record, tables.make_console())
             return 0

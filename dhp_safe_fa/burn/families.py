@@ -24,8 +24,8 @@ class Family:
         launch: what a call of a shape launches, in words that are equal if the launches are. ValueError if the build
             does not serve the shape.
         floors: under the time of a call on a chip.
-        entries: names of the functions that a call launches; the first comes once, and first. That is how a profile is
-            read (measuring/profiling.py).
+        entries: names of the functions that a call launches, in its order; the first comes once at most. That is how a
+            profile is read (measuring/profiling.py).
         default_shapes: what is timed if nothing is said.
     """
 
@@ -51,7 +51,7 @@ FAMILIES = {
         lambda build: peers.direct(build.differentiate),
         lambda build, case: build.launch_backward(case),
         chip.floors,
-        ("dhp_attention_delta", "dhp_attention_bwd"),
+        ("dhp_attention_bounds", "dhp_attention_delta", "dhp_attention_bwd", "dhp_attention_dq_out"),
         ("anchors",),
     ),
 }

@@ -316,6 +316,16 @@ def test_counters_of_a_call_of_several_launches() -> None:
     assert other.sm_percent == pytest.approx(90.5) and other.tensor_percent == pytest.approx(51.25)
 
 
+def test_calls_that_begin_with_another_launch() -> None:
+    """What not every call launches first does not cut the others in two."""
+    head, units, row = CSV.splitlines()[1:4]
+    names = ["bounds", "delta", "bwd", "out", "delta", "bwd", "bwd", "bounds", "delta", "bwd", "delta", "bwd"]
+    text = "\n".join([head, units, *(row.replace("dhp_attention_fwd", name) for name in names)])
+    case = loop.select([samples.CASES[0]], None, "cuda", quick=True)
+    found = profiling.parse(text, case * 4, ("bounds", "delta", "bwd", "out"))
+    assert [profile.issued_instructions for profile in found] == [20000, 15000, 15000, 10000]
+
+
 def test_counters() -> None:
     case = loop.select([samples.CASES[0]], None, "cuda", quick=True)
     expected = Profile(samples.CASES[0], 12.345, 60.5, 51.25, 1_000_024, 5000, 4900)

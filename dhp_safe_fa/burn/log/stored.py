@@ -5,29 +5,34 @@ from __future__ import annotations
 import json
 
 from dhp_safe_fa.bench import anchors, results
-from dhp_safe_fa.burn.builds.keeping import ROOT, git
-from dhp_safe_fa.burn.log.quoted import ANCHORS
-from dhp_safe_fa.burn.log.records import Kernel, Record, Shape
+from dhp_safe_fa.burn.builds.keeping import git
+from dhp_safe_fa.burn.families import FAMILIES
+from dhp_safe_fa.burn.log.records import FORWARD, Kernel, Record, Shape
 from dhp_safe_fa.burn.measuring import chip
 
-RESULT = "benchmarks/results/h100_forward.json"
+# Of a family of kernels.
+RESULT = "benchmarks/results/h100_{family}.json"
+ANCHORS = "benchmarks/anchors_h100_{family}.csv"
 
 
-def imported(name: str, revision: str) -> Record:
-    """The stored GPU result of a commit, with FlashAttention-3 as that commit's anchors estimate it. What it does not
-    say is None.
+def imported(name: str, revision: str, family: str = FORWARD) -> Record:
+    """The stored GPU result of a commit, with FlashAttention-3, if it was not measured, as that commit's anchors
+    estimate it. What it does not say is None.
 
     Raises:
         BuildFailed: there is no such commit, or it lacks one of the files.
         ValueError: the file is no benchmark result of a CUDA run.
     """
     source = git("rev-parse", "--verify", f"{revision}^{{commit}}")
-    report = results.from_json(json.loads(git("show", f"{source}:{RESULT}")))
+    report = results.from_json(json.loads(git("show", f"{source}:{RESULT.format(family=family)}")))
     environment = report.environment
     shapes = []
-    table = f"{source}:{ANCHORS.relative_to(ROOT)}"
-    factors = anchors.parse(git("show", table), table)
-    for result in (anchors.with_estimate(result, factors) for result in report.results):
+    table, direction = f"{source}:{ANCHORS.format(family=family)}", FAMILIES[family].direction
+    text = git("show", table)
+    for peer, column in direction.estimates.items():
+        factors = anchors.parse(text, table, direction.case, column)
+        report.results = [anchors.with_estimate(result, factors, peer) for result in report.results]
+    for result in report.results:
         us: dict[str, list[float | None]] = {o.name: [o.graph_us.median] for o in result.outcomes if o.graph_us}
         absent = {o.name: o.reason for o in result.outcomes if o.reason}
         shapes.append(Shape(result.case.label, us, absent=absent))
@@ -42,4 +47,5 @@ def imported(name: str, revision: str) -> Record:
         nvcc=environment["nvcc"],
         kernels=[Kernel(n, sha, None, None, None, None, None) for n, sha in environment["kernels"].items()],
         shapes=shapes,
+        family=family,
     )

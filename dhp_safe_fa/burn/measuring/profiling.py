@@ -56,17 +56,22 @@ def store_report(library: Library, family: str, cases: Sequence[Case], path: Pat
 def parse(text: str, cases: Sequence[Case], entries: Sequence[str]) -> list[Profile]:
     """ncu's CSV: a row of names, a row of units, and a row for each launch, in the order of the cases.
 
-    entries: of the functions that are launched for a case; the first comes once for each, and first. Others are left
-    out. What a case's launches take is added up; how busy the chip was is the mean by their time.
+    entries: of the functions that are launched for a case, in the order of a case's launches; the first one comes once
+    at most. So a launch that is before the last one in this order, or the first one again, begins the next case. Others
+    are left out. What a case's launches take is added up; how busy the chip was is the mean by their time.
     """
     rows = list(csv.reader(io.StringIO("\n".join(line for line in text.splitlines() if line.startswith('"')))))
     launches = [dict(zip(rows[0], row, strict=True)) for row in rows[2:]]
     calls: list[list[dict[str, str]]] = []
+    before = 0
     for launch in launches:
-        if launch.get("Kernel Name") == entries[0]:
+        if launch.get("Kernel Name") not in entries:
+            continue
+        nth = entries.index(launch["Kernel Name"])
+        if not calls or nth < before or nth == 0:
             calls.append([])
-        if launch.get("Kernel Name") in entries and calls:
-            calls[-1].append(launch)
+        calls[-1].append(launch)
+        before = nth
     if len(calls) != len(cases):
         raise NoCounters(f"ncu reported {len(calls)} launches; {len(cases)} were made, one for each shape")
     return [_profile(case, call) for case, call in zip(cases, calls, strict=True)]
