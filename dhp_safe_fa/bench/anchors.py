@@ -14,11 +14,12 @@ DTYPE = "bfloat16"
 ESTIMATED_DTYPES = ("bfloat16", "float16")
 
 CHECKOUT = Path(__file__).resolve().parents[2]
+FILE = "benchmarks/anchors_h100_{direction}.csv"  # in a checkout
 
 
 def of_checkout(direction: str) -> Path | None:
     """The project's own anchors of a direction; None outside a checkout, or if there are none."""
-    path = CHECKOUT / "benchmarks" / f"anchors_h100_{direction}.csv"
+    path = CHECKOUT / FILE.format(direction=direction)
     return path if path.exists() else None
 
 

@@ -25,6 +25,7 @@ using Clock = std::array<int, MAX_WARPS>;
 /* A place in shared memory for one tile. */
 struct Box {
   uint32_t start, bytes;
+  bool stays;
   Tile holds;
   int barrier = -1, phase = -1; /* that its last load completes */
   bool under_way = false;

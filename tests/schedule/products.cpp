@@ -27,7 +27,8 @@ static Box &box_at(uint32_t address, const Tile &tile) {
   const auto box = std::find_if(boxes.begin(), boxes.end(), [=](const Box &b) { return b.start == address; });
   require(box != boxes.end(), "a read where no box begins");
   const Warp &w = self();
-  const bool has_arrived = !box->under_way && box->barrier >= 0 && w.seen[box->barrier] > box->phase;
+  const int later = box->barrier < 0 ? -1 : w.seen[box->barrier] - (box->phase + 1); /* phases that were seen since */
+  const bool has_arrived = !box->under_way && (box->stays ? later >= 0 : later == 0);
   require(w.timed_out || (has_arrived && box->holds == tile), "a read of a tile that is wrong or not there");
   return *box;
 }

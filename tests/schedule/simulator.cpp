@@ -102,6 +102,7 @@ void set_up(const std::vector<int> &lengths) {
       Box box = {};
       box.start = several.start + (uint32_t)i * several.bytes;
       box.bytes = several.bytes;
+      box.stays = several.stay;
       boxes.push_back(box);
     }
   areas.clear();

@@ -35,6 +35,7 @@ struct Boxes {
   uint32_t start;
   int count;
   uint32_t bytes;
+  bool stay = false; /* loaded once, and read after later phases of their barrier, too */
 };
 
 /* What a model tells of its CTA. */

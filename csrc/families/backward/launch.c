@@ -74,16 +74,14 @@ static void set_output(const dhp_tensor *gradient, void **data, int64_t stride[3
  */
 enum { LISTED_CTAS = 2 * DHP_MULTIPROCESSORS };
 
-static dhp_divisor divisor_of(int32_t d) { return dhp_divisor_of(d > 0 ? d : 1); } /* by 0: of nothing */
-
 static void set_order(dhp_bwd_params *params, int64_t heads_of_all) {
   const int64_t enough = (LISTED_CTAS + params->own_tiles - 1) / params->own_tiles;
   params->listed_heads = params->is_causal ? (int32_t)(enough < heads_of_all ? enough : heads_of_all) : 0;
   params->ordered_heads = (int32_t)heads_of_all - params->listed_heads;
-  params->by_own_tiles = divisor_of(params->own_tiles);
-  params->by_listed_heads = divisor_of(params->listed_heads);
-  params->by_own_heads = divisor_of(params->own_heads);
-  params->by_heads_per_key_head = divisor_of(params->heads_per_key_head);
+  params->by_own_tiles = dhp_divisor_of(params->own_tiles);
+  params->by_listed_heads = dhp_divisor_of(params->listed_heads);
+  params->by_own_heads = dhp_divisor_of(params->own_heads);
+  params->by_heads_per_key_head = dhp_divisor_of(params->heads_per_key_head);
 }
 
 static dhp_status launch(const dhp_session *session, const dhp_backward *args, const dhp_launch *what, void *stream,

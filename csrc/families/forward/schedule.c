@@ -17,7 +17,7 @@ void dhp_set_schedule(dhp_fwd_params *params, const dhp_attention *args, const d
   params->mirrored = plan->mirrored;
   params->listed_groups = (int32_t)plan->listed_groups;
   params->by_q_tiles = dhp_divisor_of(plan->q_tiles);
-  params->by_listed_groups = dhp_divisor_of(plan->listed_groups > 0 ? plan->listed_groups : 1);
+  params->by_listed_groups = dhp_divisor_of(plan->listed_groups);
   params->by_head_groups = dhp_divisor_of(groups);
   params->by_heads_per_key_head = dhp_divisor_of(q[1] / args->k.size[1]);
 }

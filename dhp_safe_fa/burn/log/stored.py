@@ -10,9 +10,7 @@ from dhp_safe_fa.burn.families import FAMILIES
 from dhp_safe_fa.burn.log.records import FORWARD, Kernel, Record, Shape
 from dhp_safe_fa.burn.measuring import chip
 
-# Of a family of kernels.
 RESULT = "benchmarks/results/h100_{family}.json"
-ANCHORS = "benchmarks/anchors_h100_{family}.csv"
 
 
 def imported(name: str, revision: str, family: str = FORWARD) -> Record:
@@ -27,7 +25,7 @@ def imported(name: str, revision: str, family: str = FORWARD) -> Record:
     report = results.from_json(json.loads(git("show", f"{source}:{RESULT.format(family=family)}")))
     environment = report.environment
     shapes = []
-    table, direction = f"{source}:{ANCHORS.format(family=family)}", FAMILIES[family].direction
+    table, direction = f"{source}:{anchors.FILE.format(direction=family)}", FAMILIES[family].direction
     text = git("show", table)
     for peer, column in direction.estimates.items():
         factors = anchors.parse(text, table, direction.case, column)

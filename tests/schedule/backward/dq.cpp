@@ -135,10 +135,11 @@ void multiply_dq(float *dq, uint32_t ds_descriptor, uint32_t k_descriptor, int a
   sim::require((accumulate != 0) == (step > 0), "dq begins with the sums before it, or loses its own");
   const float number[] = {exists(n) && !has_nan(n, 0) ? (float)n : NAN, exists(n) && !has_nan(n, 1) ? (float)n : NAN};
   sim::result(dq, FLOATS, number[0], number[1]);
-  if (n == 0) return;
+  if (steps() == 0) return; /* nothing was loaded */
   sim::read(
       sim::address_of(k_descriptor) - (uint32_t)(slice * SLICE * shape.row_bytes),
       {OWN_S, column_box() * shape.box_columns, walk().own_row + of_group * shape.rows, walk().own_head, walk().batch});
+  if (n == 0) return;
   const uint32_t area = ds_area(n - 1, of_group, slice);
   sim::require(sim::address_of(ds_descriptor) == area + (uint32_t)(first_row_of_part() * shape.row_bytes),
                "a product of dq reads elsewhere than in the dS of the step before");

@@ -4,8 +4,8 @@
  * Checked: every product reads its warpgroup's owned rows and the walked tile that comes next, S before dP, P walk_dp
  * before dS walk_s; what comes of a product is not used before it has ended; each tile's statistics are read while they
  * are there, and before its gradients are multiplied; every tile of every walked head is visited; each row of each
- * gradient is stored where it belongs, after its products. A warp that gave up stores NaN only. What comes with dq, if
- * the kernel computes that, too: dq.cpp.
+ * gradient is stored where it belongs, after all products but those of dq. A warp that gave up stores NaN only. What
+ * comes with dq, if the kernel computes that, too: dq.cpp.
  *
  * The lengths of a run: as many walked heads as there are, each of one tile less than the first length says, so that
  * there are also CTAs that walk nothing.
@@ -85,11 +85,11 @@ sim::Layout model::begin(const std::vector<int> &lengths) {
   layout.mbarriers_order =
       !shape.with_dq; /* a warpgroup that only arrives at FINISHED is held back by the loads it waits for */
   const int own = shape.warpgroups * box_count(), walked = shape.stages * box_count();
-  layout.boxes = {{shape.own_s, own, shape.own_box_bytes},
+  layout.boxes = {{shape.own_s, own, shape.own_box_bytes, true},
                   {shape.walk_s, walked, shape.walk_box_bytes},
                   {shape.walk_dp, walked, shape.walk_box_bytes},
                   {shape.statistics, shape.stages, shape.statistics_bytes}};
-  if (shape.with_ds) layout.boxes.push_back({shape.own_dp, own, shape.own_box_bytes});
+  if (shape.with_ds) layout.boxes.push_back({shape.own_dp, own, shape.own_box_bytes, true});
   begin_dq(&layout);
   return layout;
 }
@@ -166,8 +166,8 @@ void model::read_shared(uint32_t from) {
 
 void model::store_row(const void *to, const uint32_t *four_words) {
   sim::require(sim::launches_have_ended(), "a store before the launches before have ended");
-  for (int product : {SUM_OF_P, SUM_OF_DS})
-    sim::require(sim::products_have_ended(product), "a store before its product has ended");
+  for (int product = 0; product < PRODUCTS; product++)
+    sim::require(product == DQ || sim::products_have_ended(product), "a store before its product has ended");
   require_all_committed("a store before the end of the walk");
   const int parts = shape.head_dim / (8 * STORE_BLOCKS), nth = mine().stored++;
   const int part = nth % parts, gradient = nth / parts % gradients(), lane_row = nth / parts / gradients();

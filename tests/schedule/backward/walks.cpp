@@ -52,7 +52,7 @@ static dhp_bwd_params parameters(const Call &c, int listed_heads) {
   p.listed_heads = listed_heads;
   p.ordered_heads = (int32_t)c.batch * p.own_heads - listed_heads;
   p.by_own_tiles = dhp_divisor_of(p.own_tiles);
-  p.by_listed_heads = dhp_divisor_of(std::max(listed_heads, 1));
+  p.by_listed_heads = dhp_divisor_of(listed_heads);
   p.by_own_heads = dhp_divisor_of(p.own_heads);
   p.by_heads_per_key_head = dhp_divisor_of(p.heads_per_key_head);
   return p;

@@ -48,6 +48,10 @@ int stores() { return shape.rows / LANE_ROWS; }
 
 int group_of(int warp) { return warp / sim::WARPS_PER_GROUP; }
 
+bool products_have_ended() {
+  return sim::products_have_ended(SCORES_PRODUCT) && sim::products_have_ended(OUTPUT_PRODUCT);
+}
+
 } // namespace
 
 QueryTile forward::tile_at(int nth) {
@@ -125,7 +129,7 @@ void forward::multiply_output(uint32_t v_descriptor, int accumulate) {
 
 void model::store_row(const void *, const uint32_t *four_words) {
   sim::require(sim::launches_have_ended(), "a store before the launches before have ended");
-  sim::require(sim::products_have_ended(OUTPUT_PRODUCT), "a store before its product has ended");
+  sim::require(products_have_ended(), "a store before its product has ended");
   const uint32_t all_nan = sim::NAN_ELEMENT << 16 | sim::NAN_ELEMENT;
   for (int i = 0; i < 4; i++)
     sim::require(four_words[i] == (sim::has_timed_out() ? all_nan : 0),
@@ -134,7 +138,7 @@ void model::store_row(const void *, const uint32_t *four_words) {
 
 void model::store_number(const float *to, float x) {
   Progress &now = mine();
-  sim::require(sim::launches_have_ended() && sim::products_have_ended(OUTPUT_PRODUCT), "lse is stored too early");
+  sim::require(sim::launches_have_ended() && products_have_ended(), "lse is stored too early");
   const size_t nth = (size_t)(now.stored / stores());
   sim::require(nth < tiles.size(), "lse of more query tiles than there are");
   const QueryTile &of = tiles[nth];
