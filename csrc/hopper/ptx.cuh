@@ -79,11 +79,12 @@ DHP_PTX uint32_t mbarrier_try(uint32_t barrier, uint32_t parity, uint32_t zero, 
 }
 
 /* In the stream of tiles: 20 us. */
-DEFINE_WAIT(mbarrier_wait, TRY TRY_AGAIN TRY_AGAIN TRY_AGAIN TRY_AGAIN)
-/* For a CTA's q and first pair, when every CTA asks device memory at once, or the launch was preempted: 40 us, then a
- * sleep (1 to 2 ms, as measured), or one of 0 if the phase has come, and a last try. */
-DEFINE_WAIT(mbarrier_wait_long,
-            TRY TRY_AGAIN TRY_AGAIN TRY_AGAIN TRY_AGAIN TRY_AGAIN TRY_AGAIN TRY_AGAIN TRY_AGAIN TRY_AGAIN
+#define FIVE_TRIES TRY TRY_AGAIN TRY_AGAIN TRY_AGAIN TRY_AGAIN
+DEFINE_WAIT(mbarrier_wait, FIVE_TRIES)
+/* For a CTA's first tiles, when every CTA asks device memory at once, or the launch was preempted: then a sleep (1 to 2
+ * ms, as measured), or one of 0 if the phase has come, and a last try. More tries before the sleep would cost every
+ * CTA what they take where the phase has come. */
+DEFINE_WAIT(mbarrier_wait_long, FIVE_TRIES
             "{.reg .u32 sleep_ns; selp.u32 sleep_ns, 0, 1000000, there; nanosleep.u32 sleep_ns;}\n" TRY_AGAIN)
 
 /* ---- named barriers (9.7.13.1) --------------------------------------------------------------------------------- */

@@ -36,6 +36,8 @@ OF_STAGES = (
 )
 
 OF_WAITS = (
+    Mutation("the_second_never_begins", (("!is_last_group && done == 0, BEGUN", "0, BEGUN"),)),
+    Mutation("the_second_is_told_in_each_step", (("!is_last_group && done == 0, BEGUN", "!is_last_group, BEGUN"),)),
     Mutation("the_next_tile_is_not_awaited", (("after.parity ^ (uint32_t)(done + 1 == steps)", "after.parity ^ 1u"),)),
     Mutation("nothing_is_tried", ((TRY, "1u | parity"),)),
     Mutation("waits_in_vain_after_the_last_step", (("(uint32_t)(done + 1 == steps)", "0u"),)),
@@ -57,7 +59,7 @@ OF_WAITS = (
 )
 
 OF_PRODUCTS = (
-    Mutation("probabilities_before_s", (("wgmma_wait(1); probabilities", "wgmma_wait(2); probabilities"),)),
+    Mutation("probabilities_before_s", (("wgmma_wait(1); if (!SPARE)", "wgmma_wait(2); if (!SPARE)"),)),
     Mutation("score_gradients_before_dp", (("wgmma_wait(0); score_gradients", "wgmma_wait(1); score_gradients"),)),
     Mutation("a_share_before_its_product", (("__syncwarp(); wgmma_wait(1);", "__syncwarp(); wgmma_wait(2);"),)),
     Mutation("the_last_share_before_its_product", (("__syncwarp(); wgmma_wait(0);", "__syncwarp();"),)),

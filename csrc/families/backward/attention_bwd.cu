@@ -18,7 +18,8 @@
  * walk_s, walk_dp are q, grad_out; or the other way round.
  *
  * In each step the first warps of the last warpgroup ask TMA for the tile that comes a few steps later, into a stage
- * that all warpgroups have finished.
+ * that all warpgroups have finished. Where shared memory has no room for two stages of both tensors, walk_dp, which
+ * only dP reads, has one place (DP_ALONE), which is loaded again as soon as dP is there.
  *
  * CT: as in attention_fwd.cu. q, k, v, grad_out, and what delta made of out, lse and grad_lse only ever meet wgmma,
  * fused multiply-adds, multiplications, additions, ex2, selects by public positions, and conversions.
@@ -34,6 +35,14 @@
 #include "../../hopper/products.cuh"
 #include "gradients_out.cuh"
 
+/* More named barriers, where the one place of dP's tiles changes hands. */
+enum meeting {
+  DP_FREE = LOADED + STAGES, /* all have dP of this step */
+  DP_ASKED                   /* the next one was asked for */
+};
+
+static_assert(DP_ASKED < 16, "there are 16 named barriers");
+
 extern "C" __global__ void __launch_bounds__(CTA_THREADS, CTAS_PER_SM)
 dhp_attention_bwd(const __grid_constant__ CUtensorMap own_s_map, const __grid_constant__ CUtensorMap own_dp_map,
                   const __grid_constant__ CUtensorMap walk_s_map, const __grid_constant__ CUtensorMap walk_dp_map,
@@ -43,7 +52,7 @@ dhp_attention_bwd(const __grid_constant__ CUtensorMap own_s_map, const __grid_co
   const int warp = warp_index();
   const int group = warp / WARPS_PER_GROUP, lane = (int)threadIdx.x % 32;
   const int is_last_group = group == WARPGROUPS - 1;
-  const uint32_t stages_full = base + SHARED_BARRIERS + STAGE_FULL;
+  const uint32_t stages_full = base + SHARED_BARRIERS + STAGE_FULL, dp_full = base + SHARED_BARRIERS + DP_FULL;
   /* leading bytes unused: K-major, one box a product */
   const uint32_t own_s = matrix_descriptor(base + SHARED_OWN_S + group * OWN_BYTES, 16);
   const uint32_t own_dp = matrix_descriptor(base + SHARED_OWN_DP + group * OWN_BYTES, 16);
@@ -70,14 +79,10 @@ dhp_attention_bwd(const __grid_constant__ CUtensorMap own_s_map, const __grid_co
   }
   next = place_after(&w, next);
 
-  float from_ds[OUTPUTS], from_p[OUTPUTS], s[SCORES], dp[SCORES], probability[SCORES];
-  uint32_t packed_p[SCORES / 2], packed_ds[SCORES / 2];
+  float from_ds[OUTPUTS], from_p[OUTPUTS];
 #pragma unroll
   for (int i = 0; i < OUTPUTS; i++)
     from_ds[i] = from_p[i] = 0.f;
-#pragma unroll
-  for (int i = 0; i < SCORES; i++)
-    s[i] = dp[i] = 0.f;
 
   /* Of this thread's two owned rows: where they are, and the last key seen, or what has to be said of queries. */
   int row[2], edge[2];
@@ -102,14 +107,23 @@ dhp_attention_bwd(const __grid_constant__ CUtensorMap own_s_map, const __grid_co
 
   stage at = {0, 0};
   place now = {0, 0};
-  uint32_t arrived = mbarrier_wait_long(stages_full, steps > 0 ? 0 : 1, p.zero); /* nothing to come: the phase before */
+  const uint32_t first = steps > 0 ? 0 : 1; /* nothing to come: the phase before */
+  uint32_t arrived = mbarrier_wait_long(stages_full, first, p.zero);
+  if (DP_ALONE) arrived &= mbarrier_wait_long(dp_full, first, p.zero);
 
 #define OF_STAGE(descriptor) ((descriptor) + at.index * (WALK_BYTES / DESCRIPTOR_UNIT))
-/* S and dP. */
-#define ISSUE_SCORES()                                                                                               \
-  do {                                                                                                               \
-    issue_shared<wgmma_scores>(s, own_s, OWN_BOX_BYTES, OF_STAGE(walk_s), WALK_BOX_BYTES, HEAD_DIM);                 \
-    if (WITH_DS) issue_shared<wgmma_scores>(dp, own_dp, OWN_BOX_BYTES, OF_STAGE(walk_dp), WALK_BOX_BYTES, HEAD_DIM); \
+/* S and dP; dP's tile, if it has a place of its own, is awaited while the tensor cores are at S. */
+#define ISSUE_SCORES()                                                                                              \
+  do {                                                                                                              \
+    issue_shared_fresh<wgmma_scores_fresh, wgmma_scores>(s, own_s, OWN_BOX_BYTES, OF_STAGE(walk_s), WALK_BOX_BYTES, \
+                                                         HEAD_DIM);                                                 \
+    if (DP_ALONE) {                                                                                                 \
+      arrived &= mbarrier_wait(dp_full, (uint32_t)(done & 1), p.zero);                                              \
+      bar_sync(!is_last_group && done > 0, DP_ASKED, CTA_THREADS);                                                  \
+    }                                                                                                               \
+    if (WITH_DS)                                                                                                    \
+      issue_shared_fresh<wgmma_scores_fresh, wgmma_scores>(                                                         \
+          dp, own_dp, OWN_BOX_BYTES, DP_ALONE ? walk_dp : OF_STAGE(walk_dp), WALK_BOX_BYTES, HEAD_DIM);             \
   } while (0)
 
 /*
@@ -123,9 +137,21 @@ dhp_attention_bwd(const __grid_constant__ CUtensorMap own_s_map, const __grid_co
     const int before = index_before(at.index), freed = SPARE ? index_before(before) : before;             \
     bar_arrive(!is_last_group && (!SPARE || done + 1 < steps), FINISHED + at.index, CTA_THREADS);         \
     bar_sync(is_last_group && (!SPARE || done > 0), FINISHED + (SPARE ? before : at.index), CTA_THREADS); \
-    load_tile(next.head < w.heads && arrived, &load, &statistics_map, base, freed, &w, next, p.heads, 0); \
+    const int wanted = next.head < w.heads && arrived && !load.alone;                                     \
+    load_tile(wanted, &load, &statistics_map, base, freed, &w, next, p.heads, 0);                         \
     bar_arrive(is_last_group && next.head < w.heads, LOADED + freed, CTA_THREADS);                        \
-    next = place_after(&w, next);                                                                         \
+    if (!DP_ALONE) next = place_after(&w, next);                                                          \
+  } while (0)
+
+/* The same for dP's one place, once all have dP. */
+#define LOAD_DP()                                                             \
+  do {                                                                        \
+    bar_arrive(!is_last_group && done + 1 < steps, DP_FREE, CTA_THREADS);     \
+    bar_sync(is_last_group && done + 1 < steps, DP_FREE, CTA_THREADS);        \
+    const int wanted = next.head < w.heads && arrived && load.alone;          \
+    load_tile(wanted, &load, &statistics_map, base, 0, &w, next, p.heads, 0); \
+    bar_arrive(is_last_group && done + 1 < steps, DP_ASKED, CTA_THREADS);     \
+    next = place_after(&w, next);                                             \
   } while (0)
 
 /* The next step's tile, while the tensor cores have work. After the last step: the phase before, which has come. */
@@ -141,6 +167,8 @@ dhp_attention_bwd(const __grid_constant__ CUtensorMap own_s_map, const __grid_co
  * last. */
 #define RUN_STEP(masked)                                                             \
   do {                                                                               \
+    float s[SCORES], dp[SCORES];                                                     \
+    uint32_t packed_p[SCORES / 2], packed_ds[SCORES / 2];                            \
     ISSUE_SCORES();                                                                  \
     wgmma_wait(WITH_DS);                                                             \
     if (!SPARE) FREE_STAGE_AND_LOAD();                                               \
@@ -148,9 +176,9 @@ dhp_attention_bwd(const __grid_constant__ CUtensorMap own_s_map, const __grid_co
     for (int r = 0; r < 2; r++)                                                      \
       limit[r] = edge[r] - first_row(&w, now) - lane % 4 * 2;                        \
     queries.walked = statistics + at.index * STATISTICS_BYTES;                       \
-    probabilities(probability, s, &queries, p.scale_log2, limit, masked);            \
+    probabilities(s, &queries, p.scale_log2, limit, masked);                         \
     if (WITH_P) {                                                                    \
-      pack(packed_p, probability);                                                   \
+      pack(packed_p, s);                                                             \
       wgmma_fence();                                                                 \
       issue_registers<wgmma_gradient>(from_p, packed_p, OF_STAGE(sum_dp), WALK, 1);  \
     }                                                                                \
@@ -160,9 +188,10 @@ dhp_attention_bwd(const __grid_constant__ CUtensorMap own_s_map, const __grid_co
     }                                                                                \
     if (WITH_DS) {                                                                   \
       wgmma_wait(WITH_P);                                                            \
-      score_gradients(packed_ds, probability, dp, &queries, limit, masked);          \
+      score_gradients(packed_ds, s, dp, &queries, limit, masked);                    \
       wgmma_fence();                                                                 \
       issue_registers<wgmma_gradient>(from_ds, packed_ds, OF_STAGE(sum_s), WALK, 1); \
+      if (DP_ALONE) LOAD_DP();                                                       \
     }                                                                                \
     if (!SPARE) AWAIT_NEXT();                                                        \
     at = stage_after(at);                                                            \

@@ -32,12 +32,13 @@
 
 /* A named barrier where one warpgroup arrives and the other waits. A step's parity tells it from the step before. */
 enum meeting {
-  READ = 1,           /* + warpgroup + 2 parity of a step: it has read the dS of that step */
-  WRITTEN = READ + 4, /* + the same: it has written its part of it */
-  USED = WRITTEN + 4  /* + stage of step t: the first warpgroup has finished step t-1 */
+  READ = 1,             /* + warpgroup + 2 parity of a step: it has read the dS of that step */
+  WRITTEN = READ + 4,   /* + the same: it has written its part of it */
+  USED = WRITTEN + 4,   /* + stage of step t: the first warpgroup has finished step t-1 */
+  BEGUN = USED + STAGES /* the first warpgroup is at its first scores */
 };
 
-static_assert(WARPGROUPS == 2 && USED + STAGES <= 16, "two warpgroups exchange dS; there are 16 named barriers");
+static_assert(WARPGROUPS == 2 && BEGUN < 16, "two warpgroups exchange dS; there are 16 named barriers");
 
 extern "C" __global__ void __launch_bounds__(CTA_THREADS, CTAS_PER_SM)
 dhp_attention_bwd(const __grid_constant__ CUtensorMap own_s_map, const __grid_constant__ CUtensorMap own_dp_map,
@@ -151,19 +152,25 @@ dhp_attention_bwd(const __grid_constant__ CUtensorMap own_s_map, const __grid_co
 /* The next tile's barrier, once more. After the last step: the phase before, which has come. */
 #define TRY_NEXT() there = mbarrier_try(stages_full + 8 * after.index, parity, p.zero, there)
 
+/* The second warpgroup begins later than the first, by the time until here: at the same time they would compute at the
+ * same time, and the tensor cores would have nothing to do. */
+#define LET_SECOND_BEGIN() bar_arrive(!is_last_group && done == 0, BEGUN, CTA_THREADS)
+
 /* A step, with the mask or without. */
 #define RUN_STEP(masked)                                                                                     \
   do {                                                                                                       \
     float s[SCORES], dp[SCORES], dq[DQ_FLOATS];                                                              \
     uint32_t packed_p[SCORES / 2], packed_ds[SCORES / 2];                                                    \
     ISSUE_SCORES();                                                                                          \
+    if (SPARE) LET_SECOND_BEGIN();                                                                           \
     if (!SPARE) SEND_SHARE();                                                                                \
     int limit[2];                                                                                            \
     for (int r = 0; r < 2; r++)                                                                              \
       limit[r] = edge[r] - first_row(&w, now) - lane % 4 * 2;                                                \
     queries.walked = statistics + at.index * STATISTICS_BYTES;                                               \
     wgmma_wait(1);                                                                                           \
-    probabilities(s, s, &queries, p.scale_log2, limit, masked);                                              \
+    if (!SPARE) LET_SECOND_BEGIN();                                                                          \
+    probabilities(s, &queries, p.scale_log2, limit, masked);                                                 \
     if (!READS_AHEAD) load_statistics(delta, queries.walked, DELTA, AHEAD);                                  \
     pack(packed_p, s);                                                                                       \
     if (!SPARE) LOAD_NEXT();                                                                                 \
@@ -215,6 +222,7 @@ dhp_attention_bwd(const __grid_constant__ CUtensorMap own_s_map, const __grid_co
     now.tile++;                                                                                              \
     done++;                                                                                                  \
   } while (0)
+  bar_sync(is_last_group && steps > 0, BEGUN, CTA_THREADS);
 #pragma unroll 1
   while (done < steps) {
     now.tile = 0;

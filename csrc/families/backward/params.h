@@ -38,13 +38,14 @@ typedef struct dhp_bwd_params {
 
 /*
  * Dynamic shared memory of one CTA in bytes: the owned rows of the tensor of S and, with dS, of that of dP; stages of a
- * tile of two tensors and two floats for each of its rows; an 8-byte mbarrier for each stage.
- * With dq among others, two tiles of dS, and 64 times 64 integers for each warpgroup. A macro because it initialises a
- * constant table.
+ * tile of S and two floats for each of its rows; tiles of dP, a stage each or one for all; an 8-byte mbarrier for each
+ * stage and for that one. With dq among others, two tiles of dS, and 64 times 64 integers for each warpgroup. A macro
+ * because it initialises a constant table.
  */
-#define DHP_BWD_SHARED_BYTES(head_dim, tile_k, warpgroups, rows, stages, owns_keys, with_ds, with_p, with_dq) \
+#define DHP_BWD_SHARED_BYTES(head_dim, tile_k, warpgroups, rows, stages, owns_keys, with_ds, with_p, with_dq, \
+                             dp_stages)                                                                       \
   (DHP_BWD_ALIGN + (1 + (with_ds)) * (warpgroups) * (rows) * (head_dim) * 2 +                                 \
-   2 * (stages) * (tile_k) * (head_dim) * 2 + (stages) * (tile_k) * 8 + 8 * (stages) +                        \
-   (with_dq) * (warpgroups) * (2 * (rows) * (tile_k) * 2 + 64 * 64 * 4))
+   ((stages) + (dp_stages)) * (tile_k) * (head_dim) * 2 + (stages) * (tile_k) * 8 +                           \
+   8 * ((stages) + ((dp_stages) < (stages))) + (with_dq) * (warpgroups) * (2 * (rows) * (tile_k) * 2 + 64 * 64 * 4))
 
 #endif

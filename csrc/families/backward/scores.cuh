@@ -1,9 +1,9 @@
 /*
  * scores.cuh - from S and dP, tiles in registers, to P and dS.
  *
- * P may take the place of S. That is for accumulators which are defined anew in each step (products.cuh); others are
- * read here and not written: ptxas would take them for defined by other instructions while products are under way, and
- * run the products one by one.
+ * P takes the place of S: accumulators are defined anew in each step (products.cuh). Others could only be read here:
+ * ptxas would take them for defined by other instructions while products are under way, and run the products one by
+ * one.
  *
  * CT: scores meet fused multiply-adds, ex2, multiplications and selects by public positions.
  */
@@ -49,16 +49,16 @@ static __device__ __forceinline__ void load_statistics(float2 *to, uint32_t walk
     to[i] = load_shared_two(walked + i * PAIR_BYTES + which);
 }
 
-/* P = exp2(scale_log2 S - lse), 0 where masked. */
-static __device__ __forceinline__ void probabilities(float *p, const float *s, const of_queries *q, float scale_log2,
-                                                     const int *limit, int masked) {
+/* P = exp2(scale_log2 S - lse), 0 where masked, in place. */
+static __device__ __forceinline__ void probabilities(float *s, const of_queries *q, float scale_log2, const int *limit,
+                                                     int masked) {
   float2 lse = make_float2(0.f, 0.f);
 #pragma unroll
   for (int i = 0; i < SCORES; i++) {
     if (OWNS_KEYS && i % 4 == 0)
       lse = AHEAD ? q->lse_ahead[i / 4] : load_shared_two(q->walked + i / 4 * PAIR_BYTES + LSE);
     const float x = dhp_ct_exp2(fmaf(s[i], scale_log2, -(OWNS_KEYS ? i % 2 ? lse.y : lse.x : q->lse[row_of(i)])));
-    p[i] = !masked || is_seen(limit, i) ? x : 0.f;
+    s[i] = !masked || is_seen(limit, i) ? x : 0.f;
   }
 }
 

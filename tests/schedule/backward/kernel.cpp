@@ -31,6 +31,7 @@ extern const backward::Shape backward::shape = {
     WARPGROUPS,
     ROWS,
     STAGES,
+    DP_STAGES,
     OWNS_KEYS != 0,
     WITH_DS != 0,
     WITH_P != 0,

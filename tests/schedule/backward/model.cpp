@@ -30,6 +30,8 @@ bool is_computed(int product) {
   if (product == DQ) return shape.with_dq;
   return product == SCORES || (product == SUM_OF_P ? shape.with_p : shape.with_ds);
 }
+/* The walked tiles of dP have one place, and an mbarrier of its own. */
+bool dp_is_alone() { return shape.dp_stages < shape.stages; }
 int gradients() { return (int)shape.with_ds + (int)shape.with_p; }
 
 /* Of two products that alternate, if both are computed, the one whose turn it is. */
@@ -80,24 +82,25 @@ sim::Layout model::begin(const std::vector<int> &lengths) {
   sim::Layout layout;
   layout.warps = shape.warpgroups * sim::WARPS_PER_GROUP;
   layout.barriers = shape.barriers;
-  layout.mbarriers = shape.stages;
+  layout.mbarriers = shape.stages + dp_is_alone();
   layout.waits_for_nothing = true;
   layout.mbarriers_order =
       !shape.with_dq; /* a warpgroup that only arrives at FINISHED is held back by the loads it waits for */
   const int own = shape.warpgroups * box_count(), walked = shape.stages * box_count();
   layout.boxes = {{shape.own_s, own, shape.own_box_bytes, true},
                   {shape.walk_s, walked, shape.walk_box_bytes},
-                  {shape.walk_dp, walked, shape.walk_box_bytes},
+                  {shape.walk_dp, shape.dp_stages * box_count(), shape.walk_box_bytes},
                   {shape.statistics, shape.stages, shape.statistics_bytes}};
   if (shape.with_ds) layout.boxes.push_back({shape.own_dp, own, shape.own_box_bytes, true});
   begin_dq(&layout);
   return layout;
 }
 
-/* The stages; with the first one, the owned rows of all warpgroups. */
+/* The stages, and the one place of dP's tiles if there is one; with the first, the owned rows of all warpgroups. */
 bool model::waits_for(int, int) { return true; }
 
-bool model::waits_twice(int) { return false; }
+/* The first tile in that place is awaited with the owned rows, and again in its step. */
+bool model::waits_twice(int mbarrier) { return dp_is_alone() && mbarrier == shape.stages; }
 
 void model::commit(int product, int steps_of_product) {
   const bool of_scores = product == SCORES || product == DP, of_gradient = product == SUM_OF_P || product == SUM_OF_DS;

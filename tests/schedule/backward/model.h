@@ -16,7 +16,7 @@ const Walk &walk();
 
 /* The constants of one kernel. rows: owned rows of a warpgroup; tile: rows of a walked tile. */
 struct Shape {
-  int head_dim, tile, warpgroups, rows, stages;
+  int head_dim, tile, warpgroups, rows, stages, dp_stages;
   bool owns_keys, with_ds, with_p, with_dq;
   int box_columns, row_bytes;
   uint32_t own_box_bytes, walk_box_bytes, statistics_bytes, ds_bytes;
