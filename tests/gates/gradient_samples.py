@@ -11,12 +11,12 @@ OUTPUTS = ("dq", "dk", "dv")
 
 
 def gradients(given: Inputs, is_causal: bool, causal_offset: int = 0) -> Inputs:
-    """(dq, dk, dv) in float32 of q, k, v, out, lse, grad_out; a head of k and v serves neighbouring heads of q."""
-    q, k, v, out, lse, grad_out = (tensor.double().contiguous() for tensor in given)
+    """(dq, dk, dv) in float32 of what gates/gradients.py makes; a head of k and v serves neighbouring heads of q."""
+    q, k, v, out, lse, grad_out, grad_lse = (tensor.double().contiguous() for tensor in given)
     group, scale = q.size(1) // k.size(1), q.size(3) ** -0.5
     wide_k, wide_v = (tensor.repeat_interleave(group, dim=1) for tensor in (k, v))
     scores, products = (_scores(a, b) for a, b in ((q, wide_k), (grad_out, wide_v)))
-    delta = _scores(grad_out, out).diagonal(dim1=2, dim2=3)[..., None]
+    delta = (_scores(grad_out, out).diagonal(dim1=2, dim2=3) - grad_lse)[..., None]
     rows, columns = torch.arange(q.size(2))[:, None], torch.arange(k.size(2))
     hidden = columns > rows + causal_offset if is_causal else torch.zeros(len(rows), len(columns), dtype=torch.bool)
     p = (scores * scale - lse[..., None]).contiguous().exp().masked_fill(hidden, 0.0)

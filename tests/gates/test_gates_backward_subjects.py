@@ -93,12 +93,13 @@ def test_the_operator_is_asked_for_no_more_than_needed(offset: int | None, monke
 
     monkeypatch.setattr(torch.ops, "dhp", SimpleNamespace(attention_backward=operator))
     shape = Shape(1, 2, 1, 5, 6, 8, "float16", True)
-    inputs = tuple(torch.full((1,), float(at)) for at in range(6))
+    inputs = tuple(torch.full((1,), float(at)) for at in range(7))
     of_keys = backward.Call(("dk", "dv"))
     got = of_keys.attend(inputs, True) if offset is None else of_keys.attend_offset(inputs, offset)
     assert [int(tensor[0]) for tensor in got] == [1, 2] and shape.is_causal
     ((given, options),) = asked
     assert [int(tensor[0]) for tensor in given[:6]] == [5, 0, 1, 2, 3, 4] and given[6] is True
+    assert int(options.pop("grad_lse")[0]) == 6
     assert options == {"causal_offset": offset or 0, "need_dq": False, "need_dk": True, "need_dv": True}
 
 

@@ -21,8 +21,10 @@ def raw(tensor: torch.Tensor) -> bytes:
 @pytest.mark.parametrize("name", gradients.CLASSES)
 def test_layout_and_repeatability(name: str, shape: Shape) -> None:
     first, again, other = (gradients.make(name, shape, seed, "cpu") for seed in (1, 1, 2))
-    assert [tuple(tensor.shape) for tensor in first] == [shape.q, shape.k, shape.k, shape.q, shape.q[:3], shape.q]
-    assert [tensor.dtype for tensor in first] == [*[shape.torch_dtype] * 4, torch.float32, shape.torch_dtype]
+    of_rows = shape.q[:3]
+    shapes = [shape.q, shape.k, shape.k, shape.q, of_rows, shape.q, of_rows]
+    assert [tuple(tensor.shape) for tensor in first] == shapes
+    assert all(tensor.dtype == (torch.float32 if tensor.ndim == 3 else shape.torch_dtype) for tensor in first)
     assert all(tensor.is_contiguous() for tensor in first)
     assert [*map(raw, first)] == [*map(raw, again)]
     assert all(raw(a) != raw(b) for a, b in zip(first[:3], other[:3], strict=True)) == (name != "zeros")
@@ -31,13 +33,13 @@ def test_layout_and_repeatability(name: str, shape: Shape) -> None:
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_classes_are_not_each_other(shape: Shape) -> None:
     made = {b"".join(map(raw, gradients.make(name, shape, 1, "cpu"))) for name in gradients.CLASSES}
-    assert len(made) == len(gradients.CLASSES) == len(inputs.CLASSES) + 8
+    assert len(made) == len(gradients.CLASSES) == len(inputs.CLASSES) + 10
 
 
 @pytest.mark.parametrize("name", gradients.CLASSES)
 def test_out_and_lse_are_the_forwards(name: str) -> None:
     shape = SHAPES[0]
-    q, k, v, *given, _ = gradients.make(name, shape, 1, "cpu")
+    q, k, v, *given, _, _ = gradients.make(name, shape, 1, "cpu")
     expected = dhp_safe_fa.attention_lse(q, k, v, is_causal=True)
     assert ([*map(raw, given)] == [*map(raw, expected)]) == (name != gradients.FOREIGN)
     scores = q.float() @ k.float().mT / shape.head_dim**0.5
@@ -60,6 +62,14 @@ def test_grad_out_is_unlike() -> None:
         assert bad.any() and not bad.all() and torch.equal(bad.any(-1), bad.all(-1))
 
 
+def test_grad_lse_is_unlike() -> None:
+    made = {name: gradients.make(name, SHAPES[0], 1, "cpu")[6] for name in gradients.CLASSES}
+    assert all(made[name].std() == pytest.approx(1, rel=0.1) for name in made if name not in gradients.GRAD_LSE)
+    assert (made["grad_lse max-finite"].abs() == torch.finfo(torch.float32).max).all()
+    spoilt = made["grad_lse NaN and Inf"]
+    assert spoilt.isnan().any() and spoilt.isinf().any() and spoilt.isfinite().any()
+
+
 @pytest.mark.parametrize("is_causal", [False, True])
 def test_matched_classes_hold_the_same_bits(is_causal: bool) -> None:
     shape = Shape(2, 4, 2, 30, 40, 64, "bfloat16", is_causal)
@@ -67,8 +77,8 @@ def test_matched_classes_hold_the_same_bits(is_causal: bool) -> None:
     assert list(found) == [timing_inputs.REFERENCE, *timing_inputs.SAME, *gradients.TESTED]
     reference = found[timing_inputs.REFERENCE]
     for name, tensors in found.items():
-        q, k, v, out, lse, grad_out = tensors
-        for tensor, like in zip((q, k, v, grad_out), (*reference[:3], reference[5]), strict=True):
+        q, k, v, out, lse, *grads = tensors
+        for tensor, like in zip((q, k, v, *grads), (*reference[:3], *reference[5:]), strict=True):
             assert torch.equal(tensor.abs().flatten().sort().values, like.abs().flatten().sort().values)
             assert tensor.signbit().sum() == like.signbit().sum()
         expected = dhp_safe_fa.attention_lse(q, k, v, is_causal=is_causal)
@@ -79,11 +89,12 @@ def test_matched_classes_hold_the_same_bits(is_causal: bool) -> None:
     assert found[timing_inputs.SAME[0]][5].data_ptr() != reference[5].data_ptr()
 
 
-def test_queries_move_with_their_grad_out() -> None:
+def test_queries_move_with_their_gradients() -> None:
     found = gradients.matched(Shape(1, 2, 2, 30, 40, 16, "float16", False), 1, "cpu")
-    (q, *_, out, _, grad_out), moved = found[timing_inputs.REFERENCE], found["queries in other order"]
+    (q, *_, out, _, grad_out, grad_lse), moved = found[timing_inputs.REFERENCE], found["queries in other order"]
     order = [int((q[0, 0] == row).all(-1).nonzero()[0]) for row in moved[0][0, 0]]
-    assert torch.equal(moved[5], grad_out[:, :, order]) and torch.equal(moved[3], out[:, :, order])
+    for at, was in ((5, grad_out), (6, grad_lse), (3, out)):
+        assert torch.equal(moved[at], was[:, :, order])
 
 
 def test_power_classes() -> None:

@@ -59,7 +59,7 @@ OF_WAITS = (
 )
 
 OF_PRODUCTS = (
-    Mutation("probabilities_before_s", (("wgmma_wait(1); if (!SPARE)", "wgmma_wait(2); if (!SPARE)"),)),
+    Mutation("probabilities_before_s", (("wgmma_wait(1); probabilities", "wgmma_wait(2); probabilities"),)),
     Mutation("score_gradients_before_dp", (("wgmma_wait(0); score_gradients", "wgmma_wait(1); score_gradients"),)),
     Mutation("a_share_before_its_product", (("__syncwarp(); wgmma_wait(1);", "__syncwarp(); wgmma_wait(2);"),)),
     Mutation("the_last_share_before_its_product", (("__syncwarp(); wgmma_wait(0);", "__syncwarp();"),)),

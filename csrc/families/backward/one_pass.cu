@@ -162,14 +162,13 @@ dhp_attention_bwd(const __grid_constant__ CUtensorMap own_s_map, const __grid_co
     float s[SCORES], dp[SCORES], dq[DQ_FLOATS];                                                              \
     uint32_t packed_p[SCORES / 2], packed_ds[SCORES / 2];                                                    \
     ISSUE_SCORES();                                                                                          \
-    if (SPARE) LET_SECOND_BEGIN();                                                                           \
+    LET_SECOND_BEGIN();                                                                                      \
     if (!SPARE) SEND_SHARE();                                                                                \
     int limit[2];                                                                                            \
     for (int r = 0; r < 2; r++)                                                                              \
       limit[r] = edge[r] - first_row(&w, now) - lane % 4 * 2;                                                \
     queries.walked = statistics + at.index * STATISTICS_BYTES;                                               \
     wgmma_wait(1);                                                                                           \
-    if (!SPARE) LET_SECOND_BEGIN();                                                                          \
     probabilities(s, &queries, p.scale_log2, limit, masked);                                                 \
     if (!READS_AHEAD) load_statistics(delta, queries.walked, DELTA, AHEAD);                                  \
     pack(packed_p, s);                                                                                       \

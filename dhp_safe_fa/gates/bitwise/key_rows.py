@@ -1,5 +1,5 @@
 """Row invariance of the gradients of k and v: the bits of a row of dk and dv depend on its key and value and on the
-queries that see it, with what belongs to these queries: out, lse, grad_out. On nothing else.
+queries that see it, with what belongs to these queries: out, lse, grad_out, grad_lse. On nothing else.
 
 What belongs to a query is given, not computed again, so other keys are no matter whether they are seen or not.
 """
@@ -20,7 +20,7 @@ if TYPE_CHECKING:  # a subject knows its ways
 
 
 def _padded_queries(inputs: Inputs, more: int) -> Inputs:
-    """Queries behind the last one that are all zero, and whose grad_out is: they add nothing."""
+    """Queries behind the last one that are all zero, and whose gradients are: they add nothing."""
 
     def longer(tensor: torch.Tensor) -> torch.Tensor:
         size = (*tensor.shape[:2], more, *tensor.shape[3:])
@@ -83,7 +83,7 @@ def gradient_ways(subject: Subject, inputs: Inputs, stranger: Inputs, is_causal:
     """The ways of attention's gradients, whichever of them the subject computes.
 
     Args:
-        inputs: q, k, v, and whatever else has a row for each query: out, lse, grad_out.
+        inputs: q, k, v, and whatever else has a row for each query: out, lse, grad_out, grad_lse.
         stranger: other values, same shapes: the company.
     """
     of_queries, of_keys = side(subject, keyed=False), side(subject, keyed=True)

@@ -37,10 +37,10 @@ class Call:
         return self._gradients(inputs, True, causal_offset)
 
     def _gradients(self, inputs: Inputs, is_causal: bool, causal_offset: int) -> Inputs:
-        q, k, v, out, lse, grad_out = inputs
+        q, k, v, out, lse, grad_out, grad_lse = inputs
         needs = {f"need_{name}": name in self.outputs for name in GRADIENTS}
         found = torch.ops.dhp.attention_backward(
-            grad_out, q, k, v, out, lse, is_causal, causal_offset=causal_offset, **needs
+            grad_out, q, k, v, out, lse, is_causal, causal_offset=causal_offset, grad_lse=grad_lse, **needs
         )
         return tuple(gradient for name, gradient in zip(GRADIENTS, found, strict=True) if name in self.outputs)
 

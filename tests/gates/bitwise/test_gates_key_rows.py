@@ -107,7 +107,7 @@ def test_queries_that_do_not_see_a_key_must_not_reach_it() -> None:
 
     def make(name: str, shape: Shape, seed: int, device: str) -> Inputs:
         made = inputs.make("normal", shape, seed, device)
-        return (*made[:5], made[5] * (30000 if name == "loud" else 0))
+        return (*made[:5], made[5] * (30000 if name == "loud" else 0), made[6])
 
     leaking = Subject("bwd", attend, nullcontext, ("bwd",), (FULL,), outputs=("dk",), ways=gradient_ways, make=make)
     found = rows(leaking, SQUARE, "quiet", "loud")
