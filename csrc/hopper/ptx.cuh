@@ -50,6 +50,10 @@ DHP_PTX void mbarrier_arrive_expect_tx(int go, uint32_t barrier, uint32_t bytes)
  * its parity is chosen by it, from two values that are equal (parity and parity ^ zero, where zero is a launch
  * parameter the compiler cannot see through). A predicate instead of the choice would be made into a branch, and a
  * sleep costs 65 cycles even if it is one of 0 ns. A try that succeeds at once takes some 25 cycles.
+ *
+ * What the last try says does not count. A warp does not stop at a try: it stops where the outcome is needed, and
+ * nothing else needs that of the last one. Reads that follow it would be under way before the tile has come, and the
+ * wait would still say that it has. The last one stands there because it needs the outcome of the one before.
  */
 #define TRY "mbarrier.try_wait.parity.shared::cta.b64 there, [%1], now;\n"
 #define TRY_AGAIN "selp.u32 now, %2, same, there;\n" TRY
@@ -57,8 +61,8 @@ DHP_PTX void mbarrier_arrive_expect_tx(int go, uint32_t barrier, uint32_t bytes)
   DHP_PTX uint32_t name(uint32_t barrier, uint32_t parity, uint32_t zero) {                               \
     uint32_t done;                                                                                        \
     asm volatile("{.reg .pred there; .reg .u32 now, same; mov.u32 now, %2; xor.b32 same, %2, %3;\n" tries \
-                 "selp.u32 %0, 1, 0, there;}"                                                             \
-                 : "=r"(done)                                                                             \
+                 "selp.u32 %0, 1, 0, there;\n" TRY_AGAIN "}"                                              \
+                 : "=&r"(done)                                                                            \
                  : "r"(barrier), "r"(parity), "r"(zero)                                                   \
                  : "memory");                                                                             \
     return done;                                                                                          \
@@ -66,7 +70,7 @@ DHP_PTX void mbarrier_arrive_expect_tx(int go, uint32_t barrier, uint32_t bytes)
 
 /*
  * One try after another whose outcome is known, `there`; before the first it is 0. So a wait can be spread over a step:
- * a try takes some 60 cycles, which five in a row add to every step.
+ * a try takes some 60 cycles, which five in a row add to every step. Again the last one does not count.
  */
 DHP_PTX uint32_t mbarrier_try(uint32_t barrier, uint32_t parity, uint32_t zero, uint32_t before) {
   uint32_t done;
@@ -78,13 +82,13 @@ DHP_PTX uint32_t mbarrier_try(uint32_t barrier, uint32_t parity, uint32_t zero, 
   return done;
 }
 
-/* In the stream of tiles: 20 us. */
-#define FIVE_TRIES TRY TRY_AGAIN TRY_AGAIN TRY_AGAIN TRY_AGAIN
-DEFINE_WAIT(mbarrier_wait, FIVE_TRIES)
+/* In the stream of tiles: 16 us. */
+#define FOUR_TRIES TRY TRY_AGAIN TRY_AGAIN TRY_AGAIN
+DEFINE_WAIT(mbarrier_wait, FOUR_TRIES)
 /* For a CTA's first tiles, when every CTA asks device memory at once, or the launch was preempted: then a sleep (1 to 2
- * ms, as measured), or one of 0 if the phase has come, and a last try. More tries before the sleep would cost every
+ * ms, as measured), or one of 0 if the phase has come, and one more try. More tries before the sleep would cost every
  * CTA what they take where the phase has come. */
-DEFINE_WAIT(mbarrier_wait_long, FIVE_TRIES
+DEFINE_WAIT(mbarrier_wait_long, FOUR_TRIES
             "{.reg .u32 sleep_ns; selp.u32 sleep_ns, 0, 1000000, there; nanosleep.u32 sleep_ns;}\n" TRY_AGAIN)
 
 /* ---- named barriers (9.7.13.1) --------------------------------------------------------------------------------- */
@@ -197,9 +201,11 @@ DHP_PTX void store_four(int go, void *to, const uint32_t *x) {
                : "memory");
 }
 
-/* Sets bits, whoever else does at the same time (9.7.13.6). */
-DHP_PTX void or_into(void *to, uint32_t bits) {
-  asm volatile("red.relaxed.gpu.global.or.b32 [%0], %1;" ::"l"(to), "r"(bits) : "memory");
+/* If go: sets bits of a word, whoever else does at the same time (9.7.13.6). */
+DHP_PTX void or_into(int go, void *to, uint32_t bits) {
+  asm volatile("{.reg .pred go; setp.ne.s32 go, %0, 0; @go red.relaxed.gpu.global.or.b32 [%1], %2;}" ::"r"(go), "l"(to),
+               "r"(bits)
+               : "memory");
 }
 
 /* For the end of a kernel whose last instruction is such a store: else ptxas makes its predicate that of an exit. */

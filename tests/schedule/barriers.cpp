@@ -114,7 +114,8 @@ bool mbarrier_wait(uint32_t address, uint32_t parity, bool at_start) {
   return came;
 }
 
-/* Any try but the last may end too early, time-outs or not: that is what the others are for. */
+/* Any try but the last two may end too early, time-outs or not: that is what the others are for. The last one only
+ * makes sure that what the one before said is known; if that came in vain, it says anything. */
 bool mbarrier_try(uint32_t address, uint32_t parity, bool came_before) {
   const int index = mbarrier_at(address);
   Tries &tries = self().tries;
@@ -126,12 +127,15 @@ bool mbarrier_try(uint32_t address, uint32_t parity, bool came_before) {
   }
   require(tries.mbarrier == index && tries.parity == parity, "a wait of too few tries");
   require(tries.came == came_before, "a try does not know what the one before said");
-  const bool is_last = ++tries.made == TRIES;
-  if (is_last) tries.made = 0;
+  if (++tries.made == TRIES) {
+    tries.made = 0;
+    return tries.came || one_in(2);
+  }
   if (tries.for_nothing) return tries.came = true;
-  const bool came = try_once(index, parity, is_last ? time_outs && one_in(50) : one_in(2));
+  const bool counts_last = tries.made == TRIES - 1;
+  const bool came = try_once(index, parity, counts_last ? time_outs && one_in(50) : one_in(2));
   require(came || !tries.came || self().timed_out, "a phase ends between two tries of a wait for the one before");
-  if ((came && !tries.came) || (is_last && !came)) end_wait(index, came);
+  if ((came && !tries.came) || (counts_last && !came)) end_wait(index, came);
   return tries.came = came;
 }
 

@@ -9,7 +9,7 @@ from simulated_backward import BACKWARD
 
 # What stands in more than one place, by what is next to it.
 SENDS = "SEND_SHARE() send_share(sent.exists, sums_of(&p, w.batch, &sent, group)"
-MARKS = "CTA_THREADS); mark_rows(&p, w.batch, &last"
+MARKS = "CTA_THREADS); if (!ELEMENT_IS_BFLOAT16) mark_rows(&p, w.batch, &last"
 AWAITS_SENDING = "bulk_wait_read(); __syncwarp(); wgmma_wait(1);"
 TRY = "mbarrier_try(stages_full + 8 * after.index, parity, p.zero, there)"
 SAYS_READ = "bar_arrive(done > 0 && done + 1 < steps, READ + group + 2 * (done + 1 & 1), CTA_THREADS);"
@@ -46,12 +46,15 @@ OF_WAITS = (
     Mutation("a_try_does_not_know_the_one_before", (("parity, p.zero, there)", "parity, p.zero, 0)"),)),
     Mutation(
         "only_the_first_tries_count",
-        (("arrived &= there;", ""), ("if (!SPARE) { TRY_NEXT();", "arrived &= there; if (!SPARE) { TRY_NEXT();")),
+        (("arrived &= known;", ""), ("if (!SPARE) { TRY_NEXT();", "arrived &= known; if (!SPARE) { TRY_NEXT();")),
     ),
-    Mutation("what_the_tries_say_is_lost", (("arrived &= there;", ""),), time_outs=True),
+    Mutation("what_the_tries_say_is_lost", (("arrived &= known;", "(void)known;"),), time_outs=True),
+    Mutation(
+        "what_the_last_try_says_counts", (("arrived &= known;", "(void)known; arrived &= there;"),), time_outs=True
+    ),
     Mutation(
         "statistics_before_their_tile",
-        ((READS_AHEAD, ""), ("uint32_t there = 0;", f"uint32_t there = 0; {READS_AHEAD}")),
+        ((READS_AHEAD, ""), ("known = 0;", f"known = 0; {READS_AHEAD}")),
     ),
     Mutation("statistics_of_the_first_tile_not_read", (("load_statistics(lse, statistics, LSE, PAIRS);", ""),)),
     Mutation("rows_not_poisoned", (("poison = arrived ? 0.f : NAN;", "poison = 0.f;"),), time_outs=True),
@@ -120,11 +123,18 @@ OF_SHARES = (
     ),
     Mutation("a_share_of_nothing", (("share last = {w.head, 0, 0}", "share last = {w.head, 0, 1}"),)),
     Mutation("blocks_past_the_last_row", (("last.exists = last.block < p.blocks;", "last.exists = 1;"),)),
-    Mutation("units_of_the_share_before", (("*unit_of_row(&p, w.batch, &last,", "*unit_of_row(&p, w.batch, &sent,"),)),
+    Mutation(
+        "units_of_the_share_before",
+        (("unit_from(unit_of_row(&p, w.batch, &last,", "unit_from(unit_of_row(&p, w.batch, &sent,"),),
+    ),
     Mutation("another_share_is_marked", ((MARKS, MARKS.replace("last", "sent")),)),
-    Mutation("no_share_is_marked", (("is_nan * NAN_UNIT <<", "0 * is_nan <<"),)),
-    Mutation("marked_though_it_is_nothing", (("exists = s->exists && s->block", "exists = s->block"),)),
-    Mutation("rows_past_the_end_are_marked", (("&& s->block * DQ_BLOCK_ROWS + lane / 4 + 8 * r < p->seqlen_q;", ";"),)),
+    Mutation("no_share_is_marked", (("bytes * NAN_UNIT", "bytes * 0"),)),
+    Mutation("one_row_in_four_is_marked", (("bytes * NAN_UNIT", "(bytes & 1) * NAN_UNIT"),)),
+    Mutation("marked_though_it_is_nothing", (("s->exists && lane < 4", "lane < 4"),)),
+    Mutation(
+        "units_of_another_head",
+        (("p->heads + s->head) * p->blocks + s->block) * DQ", "p->heads) * p->blocks + s->block) * DQ"),),
+    ),
     Mutation("both_warpgroups_send_to_one_box", (("+ (SPLITS_ROWS ? 0 : group);", "+ 0 * group;"),)),
     Mutation("only_half_is_stored", (("store_share(share_out + lane * 16, dq, unit, DQ_FLOATS / 2); TRY", "TRY"),)),
 )

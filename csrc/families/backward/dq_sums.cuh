@@ -63,34 +63,41 @@ static __device__ __forceinline__ int32_t *sums_of(const dhp_bwd_params *p, int 
   return p->sums + (box * p->blocks + s->block) * (BLOCK_BYTES / (int)sizeof(int32_t));
 }
 
-/* Of this thread's two rows, the place of the unit of the one r; beyond the last row, of the last one. */
-static __device__ __forceinline__ uint8_t *unit_of_row(const dhp_bwd_params *p, int batch, const share *s, int r,
+/* The units of its block's rows, sixteen bytes. */
+static __device__ __forceinline__ uint8_t *units_of(const dhp_bwd_params *p, int batch, const share *s) {
+  return p->units + (((int64_t)batch * p->heads + s->head) * p->blocks + s->block) * DQ_BLOCK_ROWS;
+}
+
+/* That of this thread's row r of two; beyond the last row, of the last one. */
+static __device__ __forceinline__ uint32_t unit_of_row(const dhp_bwd_params *p, int batch, const share *s, int r,
                                                        int lane) {
-  const int row = min(s->block * DQ_BLOCK_ROWS + lane / 4 + 8 * r, p->seqlen_q - 1);
-  return p->units + ((int64_t)batch * p->heads + s->head) * p->seqlen_q + row;
+  return units_of(p, batch, s)[min(lane / 4 + 8 * r, p->seqlen_q - 1 - s->block * DQ_BLOCK_ROWS)];
 }
 
 /*
  * Integers have no Inf and no NaN: a row of dS that has one gets NAN_UNIT. Between bfloat16 numbers none comes up that
- * the unit does not already tell of, but a dS of float16 ends at 65504. Then no column of the share is finite; where k
- * is not, only those columns are that dq_out knows of. All bits of NAN_UNIT are set, so that who sets them, and when,
- * does not matter.
+ * the unit does not already tell of, but a dS of float16, for which this is, ends at 65504. Then no column of the share
+ * is finite; where k is not, only those columns are that dq_out knows of. All bits of NAN_UNIT are set, so that who
+ * sets them, and when, does not matter.
+ *
+ * A lane sees some columns of two rows, so four lanes have to agree on a row. Four lanes then tell of four rows each, a
+ * word: all 32 to the same words would queue up at the L2 cache, and TMA behind them.
  */
 static __device__ __forceinline__ void mark_rows(const dhp_bwd_params *p, int batch, const share *s, const float *dq,
                                                  int lane) {
+  uint32_t lanes[2]; /* a bit for each that has no finite column of its row r */
 #pragma unroll
-  for (int r = 0; r < (ELEMENT_IS_BFLOAT16 ? 0 : 2); r++) {
-    float zero_or_nan = NAN; /* the smaller one of a number and NaN is the number */
+  for (int r = 0; r < 2; r++) {
+    float smallest = NAN; /* the smaller one of a number and NaN is the number */
 #pragma unroll
     for (int i = 2 * r; i < DQ_FLOATS; i += 4)
-      zero_or_nan = fminf(zero_or_nan, fminf(dq[i] * 0.f, dq[i + 1] * 0.f));
-    zero_or_nan = fminf(zero_or_nan, __shfl_xor_sync(FULL_MASK, zero_or_nan, 1));
-    zero_or_nan = fminf(zero_or_nan, __shfl_xor_sync(FULL_MASK, zero_or_nan, 2));
-    const uintptr_t unit = (uintptr_t)unit_of_row(p, batch, s, r, lane);
-    const int exists = s->exists && s->block * DQ_BLOCK_ROWS + lane / 4 + 8 * r < p->seqlen_q;
-    const uint32_t is_nan = (__float_as_uint(zero_or_nan) >> 30 & 1) & (uint32_t)exists;
-    or_into((void *)(unit & ~(uintptr_t)3), is_nan * NAN_UNIT << 8 * (int)(unit & 3));
+      smallest = fminf(smallest, fminf(fabsf(dq[i]), fabsf(dq[i + 1])));
+    lanes[r] = __ballot_sync(FULL_MASK, __float_as_uint(smallest) >= 0x7f800000u); /* Inf, or NaN */
   }
+  const uint32_t of_four = (lane & 2 ? lanes[1] : lanes[0]) >> (lane & 1) * 16;
+  const uint32_t pairs = of_four & of_four >> 1, row = pairs & pairs >> 2; /* bits 0, 4, 8 and 12 */
+  const uint32_t bytes = (row & 1) | (row & 1 << 4) << 4 | (row & 1 << 8) << 8 | (row & 1 << 12) << 12;
+  or_into(s->exists && lane < 4, units_of(p, batch, s) + lane % 4 * 4, bytes * NAN_UNIT);
 }
 
 /* A unit from its exponent; NAN_UNIT becomes Inf, and nobody looks at what comes of that. */

@@ -149,8 +149,9 @@ dhp_attention_bwd(const __grid_constant__ CUtensorMap own_s_map, const __grid_co
 /* The share of two steps ago, which was written to shared memory at the end of the last one. */
 #define SEND_SHARE() send_share(sent.exists, sums_of(&p, w.batch, &sent, group), share_out)
 
-/* The next tile's barrier, once more. After the last step: the phase before, which has come. */
-#define TRY_NEXT() there = mbarrier_try(stages_full + 8 * after.index, parity, p.zero, there)
+/* The next tile's barrier, once more; what was said before is `known` then. After the last step: the phase before,
+ * which has come. */
+#define TRY_NEXT() known = there, there = mbarrier_try(stages_full + 8 * after.index, parity, p.zero, there)
 
 /* The second warpgroup begins later than the first, by the time until here: at the same time they would compute at the
  * same time, and the tensor cores would have nothing to do. */
@@ -186,7 +187,7 @@ dhp_attention_bwd(const __grid_constant__ CUtensorMap own_s_map, const __grid_co
                                                                                                              \
     const stage after = stage_after(at);                                                                     \
     const uint32_t parity = after.parity ^ (uint32_t)(done + 1 == steps);                                    \
-    uint32_t there = 0;                                                                                      \
+    uint32_t there = 0, known = 0;                                                                           \
     if (SPARE) TRY_NEXT();                                                                                   \
     fence_async_shared();                                                                                    \
     bar_arrive(1, WRITTEN + group + 2 * (done & 1), CTA_THREADS);                                            \
@@ -196,7 +197,7 @@ dhp_attention_bwd(const __grid_constant__ CUtensorMap own_s_map, const __grid_co
     wgmma_wait(1);                                                                                           \
     if (SPARE) TRY_NEXT();                                                                                   \
     bar_arrive(done > 0 && done + 1 < steps, READ + group + 2 * (done + 1 & 1), CTA_THREADS);                \
-    mark_rows(&p, w.batch, &last, dq, lane);                                                                 \
+    if (!ELEMENT_IS_BFLOAT16) mark_rows(&p, w.batch, &last, dq, lane);                                       \
     store_share(share_out + lane * 16, dq, unit, 0);                                                         \
     TRY_NEXT();                                                                                              \
     store_share(share_out + lane * 16, dq, unit, DQ_FLOATS / 2);                                             \
@@ -206,13 +207,13 @@ dhp_attention_bwd(const __grid_constant__ CUtensorMap own_s_map, const __grid_co
     last.block = first_row(&w, now) / DQ_BLOCK_ROWS + SPLITS_ROWS * group * WARPS_PER_GROUP + warp_of_group; \
     last.exists = last.block < p.blocks;                                                                     \
     for (int r = 0; r < 2; r++)                                                                              \
-      unit[r] = unit_from(*unit_of_row(&p, w.batch, &last, r, lane));                                        \
+      unit[r] = unit_from(unit_of_row(&p, w.batch, &last, r, lane));                                         \
     if (!SPARE) {                                                                                            \
       TRY_NEXT();                                                                                            \
       TRY_NEXT();                                                                                            \
       TRY_NEXT();                                                                                            \
     }                                                                                                        \
-    arrived &= there;                                                                                        \
+    arrived &= known;                                                                                        \
     load_statistics(lse, statistics + after.index * STATISTICS_BYTES, LSE, PAIRS);                           \
     if (READS_AHEAD) load_statistics(delta, statistics + after.index * STATISTICS_BYTES, DELTA, AHEAD);      \
     wgmma_wait(0);                                                                                           \
@@ -249,7 +250,7 @@ dhp_attention_bwd(const __grid_constant__ CUtensorMap own_s_map, const __grid_co
   bulk_wait_read();
   __syncwarp();
   wgmma_wait(0);
-  mark_rows(&p, w.batch, &last, dq, lane);
+  if (!ELEMENT_IS_BFLOAT16) mark_rows(&p, w.batch, &last, dq, lane);
   store_share(share_out + lane * 16, dq, unit, 0);
   store_share(share_out + lane * 16, dq, unit, DQ_FLOATS / 2);
   send_share(last.exists, sums_of(&p, w.batch, &last, group), share_out);

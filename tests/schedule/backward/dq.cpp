@@ -31,7 +31,7 @@ enum {
 };
 constexpr uint32_t NAN_UNIT = 255; /* ../../../csrc/families/delta/params.h */
 
-/* How far a warp is: matrices of dS, fours of shares, marks of rows; its last share sent; times it told of a failure.
+/* How far a warp is: matrices of dS, fours of shares, marks of shares; its last share sent; times it told of a failure.
  */
 struct Sent {
   int matrices, fours, marks, share, failures;
@@ -74,11 +74,8 @@ bool has_nan(int n, int lane_row) {
 int unit_index(int n, int lane_row) {
   const Place at = place_of(n);
   const int row = std::min(at.block * BLOCK + 8 * lane_row, rows_of_queries - 1); /* lane 0's */
-  return (walk().batch * HEADS + at.head) * rows_of_queries + row;
+  return (walk().batch * HEADS + at.head) * blocks() * BLOCK + row;
 }
-
-/* Lane 0's row is one. */
-bool has_row(int n, int lane_row) { return place_of(n).block * BLOCK + 8 * lane_row < rows_of_queries; }
 
 /* Of a step and of keys. */
 uint32_t ds_area(int step, int of_group, int slice) {
@@ -115,7 +112,7 @@ void end_dq() {
   while (last > 0 && !exists(last))
     last--;
   sim::require(my.matrices == steps() * shape.tile / 16, "dS is left");
-  sim::require(my.fours == FOURS * (steps() + 1) && my.marks == LANE_ROWS * (steps() + 1), "shares are left");
+  sim::require(my.fours == FOURS * (steps() + 1) && my.marks == steps() + 1, "shares are left");
   sim::require(my.share == last, "a share was not sent");
   sim::require(my.failures == (int)sim::has_timed_out(), "a warp that timed out has not said so");
   if (++warps_ended < sim::warp_count()) return;
@@ -173,17 +170,15 @@ void model::store_shared(uint32_t to, const int32_t *four_words) {
   sim::write_area(share_area(), n, part == 0, part + 1 == FOURS);
 }
 
-void model::set_bits(const void *to, uint32_t bits) {
-  const int nth = my_dq().marks++, n = nth / LANE_ROWS, lane_row = nth % LANE_ROWS;
+/* Lane 0 tells of the first four rows, each of which here is lane 0's first. */
+void model::set_bits(bool go, const void *to, uint32_t bits) {
+  const int n = my_dq().marks++;
   sim::require(sim::launches_have_ended(), "a mark before the launches before have ended");
   sim::require(n < mine().committed[DQ], "marks of a share before its product");
-  const bool marks = exists(n) && has_row(n, lane_row) && has_nan(n, lane_row);
-  sim::require((bits != 0) == marks, "a NaN is not marked, or there is none");
-  const uint8_t *const word = static_cast<const uint8_t *>(to); /* four units */
-  for (int byte = 0; marks && byte < 4; byte++)
-    if (bits >> 8 * byte & NAN_UNIT)
-      sim::require(bits == NAN_UNIT << 8 * byte && word + byte == units() + unit_index(n, lane_row),
-                   "another row is marked");
+  sim::require(go == exists(n), "marks of a share that there is not, or none of one that there is");
+  if (!go) return;
+  sim::require(bits == (has_nan(n, 0) ? ~0u : 0), "a NaN is not marked, or there is none");
+  sim::require(to == units() + unit_index(n, 0), "other rows are marked");
 }
 
 void model::add(const int32_t *to, uint32_t from, int bytes) {

@@ -1,6 +1,7 @@
 /*
  * cuda.h - stands in for CUDA when the kernel is compiled for the host: the keywords mean nothing, and the built-in
- * variables are those of lane 0 of the warp that runs. Shuffles return the lane's own value.
+ * variables are those of lane 0 of the warp that runs. Shuffles return the lane's own value, as if all lanes had the
+ * same.
  */
 #ifndef SCHEDULE_CUDA_H
 #define SCHEDULE_CUDA_H
@@ -41,6 +42,7 @@ static inline uint32_t __umulhi(uint32_t a, uint32_t b) { return (uint32_t)((uin
 static inline int min(int a, int b) { return a < b ? a : b; }
 static inline int max(int a, int b) { return a > b ? a : b; }
 template <class T> static inline T __shfl_xor_sync(unsigned, T x, int) { return x; }
+static inline uint32_t __ballot_sync(unsigned, bool x) { return x ? ~0u : 0; }
 static inline void __syncwarp() { sim::sync_warp(); }
 static inline float2 make_float2(float x, float y) { return {x, y}; }
 static inline float __uint_as_float(uint32_t bits) {

@@ -1,0 +1,91 @@
+"""A wait without a branch says at the end whether the tile came. A warp that reads the tile before it knows that has
+not waited, and what it says of the wait is no use: so in shipped machine code no read follows a try whose outcome is
+still open, and which counts."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from snippets import program
+
+from dhp_safe_fa.gates import targets, tools
+from dhp_safe_fa.gates.sass.cfg import build_graph
+from dhp_safe_fa.gates.sass.listing import Instruction, Program, parse_listing
+from dhp_safe_fa.gates.tools import NotRun
+
+READS = ("LDS", "LDSM", "HGMMA")  # of what TMA brings
+
+
+def is_try(instruction: Instruction) -> bool:
+    return instruction.base == "SYNCS" and "TRYWAIT" in instruction.modifiers
+
+
+def early_reads(code: Program, kernel: str) -> list[str]:
+    """Reads of shared memory between a try and the first instruction that needs its outcome, on any path."""
+    graph = build_graph(code, kernel)
+    block_of = {at: block for block, (first, last) in enumerate(graph.blocks) for at in range(first, last + 1)}
+
+    def after(at: int) -> list[int]:
+        block = block_of[at]
+        last = at == graph.blocks[block][1]
+        return [graph.blocks[next_one][0] for next_one in graph.successors[block]] if last else [at + 1]
+
+    found: set[int] = set()
+    for start in (at for at in block_of if is_try(code.code[at])):
+        predicate = code.code[start].operands.split(",")[0]
+        if predicate == "PT":  # nobody can ask
+            continue
+        outcome = re.compile(rf"\b{predicate}\b")
+        todo, seen = [(at, -1) for at in after(start)], set()
+        while todo:
+            at, read = todo.pop()
+            if (at, read >= 0) in seen:
+                continue
+            seen.add((at, read >= 0))
+            instruction = code.code[at]
+            written, _, used = instruction.operands.partition(",")
+            if outcome.search(instruction.guard) or outcome.search(used):
+                found |= {read} - {-1}
+            elif not outcome.search(written):  # else the outcome is lost
+                is_read = read < 0 and instruction.base in READS
+                todo += [(one, at if is_read else read) for one in after(at)]
+    return [f"{code.code[at].address:#x} {code.code[at].text}" for at in sorted(found)]
+
+
+TRY = "SYNCS.PHASECHK.TRANS64.TRYWAIT P0, [UR4], R3\n"
+KNOWN = "SEL R5, R5, R6, P0\n"
+READ = "LDS.64 R8, [R9]\n"
+
+
+@pytest.mark.parametrize(
+    ("code", "is_early"),
+    [
+        (TRY + KNOWN + READ, False),
+        (TRY + READ + KNOWN, True),
+        (TRY + READ, False),  # nobody asks what it says
+        (TRY.replace("P0", "PT") + READ + "ISETP.NE.AND P0, PT, R1, RZ, PT\n", False),
+        (TRY + KNOWN + TRY + READ, False),
+        (TRY + KNOWN + TRY + READ + KNOWN, True),
+        (TRY + READ + "ISETP.NE.AND P0, PT, R1, RZ, PT\n" + KNOWN, False),
+        (TRY + "HGMMA.64x128x16.F32 R24, gdesc[UR8], R24\n" + "VOTEU.ANY UP0, P0\n", True),
+        (TRY + "VOTEU.ANY UP0, P0\n" + READ + KNOWN, False),
+        (TRY + READ + "BRA `(.L_1)\nEXIT\n.L_1:\n" + KNOWN + "EXIT\n", True),
+    ],
+)
+def test_an_early_read_is_found(code: str, is_early: bool) -> None:
+    assert bool(early_reads(program(code), "snippet")) == is_early
+
+
+def test_no_shipped_kernel_reads_what_it_has_not_awaited(nvdisasm: None) -> None:
+    try:
+        cubins = targets.shipped()
+    except NotRun as reason:
+        pytest.skip(str(reason))
+    tries = 0
+    for cubin in cubins:
+        code = parse_listing(tools.disassemble(cubin.data))
+        (kernel,) = code.kernels
+        tries += sum(map(is_try, code.code))
+        assert early_reads(code, kernel) == [], cubin.name
+    assert tries > 0
