@@ -10,7 +10,7 @@ import math
 
 import pytest
 import torch
-from harness import Gradients, Target, gradients, normal, qkv, same_bits
+from harness import Gradients, Target, gradients, needs_hopper, normal, qkv, same_bits
 from reference import ReferenceGradients, assert_gradients_match, reference_gradients
 from torch import Tensor
 
@@ -82,3 +82,37 @@ def test_whole_tensors(target: Target, rng: torch.Generator, special: float) -> 
     for tensor in (v, grad_out):
         tensor.fill_(special)
         assert_gradients_match(gradients(q, k, v, grad_out), reference_gradients(q, k, v, grad_out))
+
+
+@needs_hopper
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("length", [1000, 1001, 1003])
+def test_score_gradients_beyond_float16(rng: torch.Generator, head_dim: int, length: int) -> None:
+    """dS of a pair is a float16 on the way to dq; where it does not fit, its row of dq is NaN, and no other row is.
+    Heads of these lengths begin at every place in a word of units."""
+    target = Target("cuda", torch.float16)
+    q, k, v = qkv(rng, target, 2, 3, 3, length, length, head_dim)
+    v = v * 30
+    grad_out = normal(rng, tuple(q.shape), target)
+    for batch, head, row in [(0, 0, 0), (0, 1, 500), (1, 0, length - 1), (1, 2, 3), (1, 2, 5), (1, 2, 6)]:
+        grad_out[batch, head, row] = 6e4
+    scores = q.double() @ k.double().mT / head_dim**0.5
+    p, dp = scores.softmax(-1), grad_out.double() @ v.double().mT
+    largest = (p * (dp - (p * dp).sum(-1, keepdim=True))).abs().amax(-1)
+    assert ((largest > 7e4) | (largest < 6e4)).all() and (largest > 7e4).sum() == 6
+    found = gradients(q, k, v, grad_out).dq.isnan()
+    assert torch.equal(found.all(-1), largest > 7e4) and torch.equal(found.any(-1), largest > 7e4)
+
+
+@needs_hopper
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize(("heads", "head_dim"), [(32, 64), (16, 128)])
+def test_many_at_the_same_rows(rng: torch.Generator, dtype: torch.dtype, heads: int, head_dim: int) -> None:
+    """64 CTAs of a head add to the same rows of dq at the same time: none of them waits so long that it gives up."""
+    target = Target("cuda", dtype)
+    q, k, v = qkv(rng, target, 1, heads, heads, 8192, 8192, head_dim)
+    grad_out = normal(rng, tuple(q.shape), target)
+    first = gradients(q, k, v, grad_out)
+    assert all(bool(gradient.isfinite().all()) for gradient in first)
+    for _ in range(5):
+        assert all(map(same_bits, gradients(q, k, v, grad_out), first))

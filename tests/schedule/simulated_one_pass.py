@@ -125,16 +125,13 @@ OF_SHARES = (
     Mutation("blocks_past_the_last_row", (("last.exists = last.block < p.blocks;", "last.exists = 1;"),)),
     Mutation(
         "units_of_the_share_before",
-        (("unit_from(unit_of_row(&p, w.batch, &last,", "unit_from(unit_of_row(&p, w.batch, &sent,"),),
+        (("*unit_of_row(&p, w.batch, &last,", "*unit_of_row(&p, w.batch, &sent,"),),
     ),
     Mutation("another_share_is_marked", ((MARKS, MARKS.replace("last", "sent")),)),
     Mutation("no_share_is_marked", (("bytes * NAN_UNIT", "bytes * 0"),)),
     Mutation("one_row_in_four_is_marked", (("bytes * NAN_UNIT", "(bytes & 1) * NAN_UNIT"),)),
-    Mutation("marked_though_it_is_nothing", (("s->exists && lane < 4", "lane < 4"),)),
-    Mutation(
-        "units_of_another_head",
-        (("p->heads + s->head) * p->blocks + s->block) * DQ", "p->heads) * p->blocks + s->block) * DQ"),),
-    ),
+    Mutation("marked_though_it_is_nothing", (("s->exists && lane < 5", "lane < 5"),)),
+    Mutation("rows_of_the_word_before", (("row = 4 * word - before;", "row = 4 * word;"),)),
     Mutation("both_warpgroups_send_to_one_box", (("+ (SPLITS_ROWS ? 0 : group);", "+ 0 * group;"),)),
     Mutation("only_half_is_stored", (("store_share(share_out + lane * 16, dq, unit, DQ_FLOATS / 2); TRY", "TRY"),)),
 )

@@ -63,15 +63,11 @@ static __device__ __forceinline__ int32_t *sums_of(const dhp_bwd_params *p, int 
   return p->sums + (box * p->blocks + s->block) * (BLOCK_BYTES / (int)sizeof(int32_t));
 }
 
-/* The units of its block's rows, sixteen bytes. */
-static __device__ __forceinline__ uint8_t *units_of(const dhp_bwd_params *p, int batch, const share *s) {
-  return p->units + (((int64_t)batch * p->heads + s->head) * p->blocks + s->block) * DQ_BLOCK_ROWS;
-}
-
-/* That of this thread's row r of two; beyond the last row, of the last one. */
-static __device__ __forceinline__ uint32_t unit_of_row(const dhp_bwd_params *p, int batch, const share *s, int r,
+/* Of this thread's two rows, the place of the unit of the one r; beyond the last row, of the last one. */
+static __device__ __forceinline__ uint8_t *unit_of_row(const dhp_bwd_params *p, int batch, const share *s, int r,
                                                        int lane) {
-  return units_of(p, batch, s)[min(lane / 4 + 8 * r, p->seqlen_q - 1 - s->block * DQ_BLOCK_ROWS)];
+  const int row = min(s->block * DQ_BLOCK_ROWS + lane / 4 + 8 * r, p->seqlen_q - 1);
+  return p->units + ((int64_t)batch * p->heads + s->head) * p->seqlen_q + row;
 }
 
 /*
@@ -80,8 +76,9 @@ static __device__ __forceinline__ uint32_t unit_of_row(const dhp_bwd_params *p, 
  * is finite; where k is not, only those columns are that dq_out knows of. All bits of NAN_UNIT are set, so that who
  * sets them, and when, does not matter.
  *
- * A lane sees some columns of two rows, so four lanes have to agree on a row. Four lanes then tell of four rows each, a
- * word: all 32 to the same words would queue up at the L2 cache, and TMA behind them.
+ * A lane sees some columns of two rows, so four lanes have to agree on a row. Five lanes then tell of all rows, each of
+ * those whose units share a word: if 32 did, to the same words, they would queue up at the L2 cache, and TMA behind
+ * them. Of rows beyond the block, whose units come next, nothing is told.
  */
 static __device__ __forceinline__ void mark_rows(const dhp_bwd_params *p, int batch, const share *s, const float *dq,
                                                  int lane) {
@@ -94,10 +91,15 @@ static __device__ __forceinline__ void mark_rows(const dhp_bwd_params *p, int ba
       smallest = fminf(smallest, fminf(fabsf(dq[i]), fabsf(dq[i + 1])));
     lanes[r] = __ballot_sync(FULL_MASK, __float_as_uint(smallest) >= 0x7f800000u); /* Inf, or NaN */
   }
-  const uint32_t of_four = (lane & 2 ? lanes[1] : lanes[0]) >> (lane & 1) * 16;
-  const uint32_t pairs = of_four & of_four >> 1, row = pairs & pairs >> 2; /* bits 0, 4, 8 and 12 */
-  const uint32_t bytes = (row & 1) | (row & 1 << 4) << 4 | (row & 1 << 8) << 8 | (row & 1 << 12) << 12;
-  or_into(s->exists && lane < 4, units_of(p, batch, s) + lane % 4 * 4, bytes * NAN_UNIT);
+  const uint64_t all = (uint64_t)lanes[1] << 32 | lanes[0], pairs = all & all >> 1;
+  const uint64_t rows = pairs & pairs >> 2; /* row n: bit 4 n; between them, nothing of meaning */
+  const uintptr_t first = (uintptr_t)p->units + ((int64_t)batch * p->heads + s->head) * p->seqlen_q +
+                          s->block * DQ_BLOCK_ROWS;                                  /* of the block's first row */
+  const int word = min(lane, 4), before = (int)(first & 3), row = 4 * word - before; /* the first one of the word */
+  const uint64_t of_word = row < 0 ? rows << -4 * row : rows >> 4 * min(row, DQ_BLOCK_ROWS - 1);
+  const uint32_t four = (uint32_t)of_word;
+  const uint32_t bytes = (four & 1) | (four & 1 << 4) << 4 | (four & 1 << 8) << 8 | (four & 1 << 12) << 12;
+  or_into(s->exists && lane < 5 && row < DQ_BLOCK_ROWS, (void *)(first - before + 4 * word), bytes * NAN_UNIT);
 }
 
 /* A unit from its exponent; NAN_UNIT becomes Inf, and nobody looks at what comes of that. */

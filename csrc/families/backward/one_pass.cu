@@ -207,7 +207,7 @@ dhp_attention_bwd(const __grid_constant__ CUtensorMap own_s_map, const __grid_co
     last.block = first_row(&w, now) / DQ_BLOCK_ROWS + SPLITS_ROWS * group * WARPS_PER_GROUP + warp_of_group; \
     last.exists = last.block < p.blocks;                                                                     \
     for (int r = 0; r < 2; r++)                                                                              \
-      unit[r] = unit_from(unit_of_row(&p, w.batch, &last, r, lane));                                         \
+      unit[r] = unit_from(*unit_of_row(&p, w.batch, &last, r, lane));                                        \
     if (!SPARE) {                                                                                            \
       TRY_NEXT();                                                                                            \
       TRY_NEXT();                                                                                            \

@@ -20,7 +20,7 @@ typedef struct dhp_bwd_params {
   int64_t from_ds_stride[3], from_p_stride[3]; /* of batch, head and row, in elements */
   const float *statistics;                     /* [batch heads][pairs][4], see ../delta/params.h */
   /* With dq among others, one_pass.cu: */
-  uint8_t *units;                               /* [batch heads][blocks][16], see ../delta/params.h */
+  uint8_t *units;                               /* [batch heads][seqlen_q], see ../delta/params.h */
   int32_t *sums;                                /* [batch heads][head_dim / 64][blocks][1024], ../dq_out/params.h */
   float *failed;                                /* [batch key heads]: gets NaN if a share of dq is wrong */
   int32_t blocks;                               /* of sixteen query rows, in a head */

@@ -1,7 +1,6 @@
 /* workspace.c - see workspace.h. */
 #include "workspace.h"
 
-#include "../../hopper/dq_format.h"
 #include "../../kernels/kernel_table.h"
 #include "../bounds/launch.h"
 #include "../delta/launch.h"
@@ -35,7 +34,7 @@ dhp_backward_places dhp_backward_places_of(const dhp_backward *args) {
   const dhp_kernel_info *const bounds = dhp_bounds_kernel(args);
   p.failed = place(args, &p.bytes, key_heads * word);
   p.sums = place(args, &p.bytes, dhp_dq_out_integers(args, dhp_dq_out_kernel(args)) * word);
-  p.units = place(args, &p.bytes, heads * dhp_dq_out_blocks(args) * DQ_BLOCK_ROWS);
+  p.units = place(args, &p.bytes, (heads * q[2] + 3) / 4 * 4); /* whole words: bits are set in words */
   const int64_t key_tiles = key_heads * dhp_bounds_tiles(args, bounds);
   p.bounds = place(args, &p.bytes, key_tiles * bounds->rows * 2 * word);
   p.columns = place(args, &p.bytes, key_tiles * (bounds->head_dim / 32) * word);

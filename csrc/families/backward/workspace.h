@@ -12,7 +12,7 @@ typedef struct dhp_backward_places {
   float *statistics; /* [batch heads][pairs of query rows][4]: see ../delta/params.h */
   float *failed;     /* [batch key heads] */
   int32_t *sums;     /* of dq, see ../dq_out/params.h */
-  uint8_t *units;    /* [batch heads][blocks][16]: see ../delta/params.h */
+  uint8_t *units;    /* [batch heads][query rows]: see ../delta/params.h */
   float *bounds;     /* [batch key heads][tiles of keys][rows of a tile][2]: see ../bounds/params.h */
   uint32_t *columns; /* [batch key heads][tiles of keys][head_dim / 32] */
   size_t bytes;

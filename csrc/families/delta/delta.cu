@@ -115,9 +115,9 @@ dhp_attention_delta(const __grid_constant__ dhp_delta_params p) {
     const int common = max(last_key_seen(tile * ROWS, p.causal_offset, p.seqlen_k), -1);
     const float2 keys = bounds_up_to(&p, head_of_all / p.heads_per_key_head, max(common, 0), max(last, 0), lane);
     const uint32_t unit = last >= 0 ? unit_of(norm_here, delta_here, lse_here, keys) : ONE_UNIT;
-    clear_sums(&p, head_of_all, tile);
     store_byte(p.blocks > 0 && lane % LANES < TURNS && row_here < p.seqlen_q,
-               p.units + (int64_t)head_of_all * p.blocks * DQ_BLOCK_ROWS + row_here, unit);
+               p.units + (int64_t)head_of_all * p.seqlen_q + row_here, unit);
+    clear_sums(&p, head_of_all, tile);
   }
   end_together();
 }

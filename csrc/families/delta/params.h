@@ -8,7 +8,7 @@
  * statistics is [batch heads][pairs][4]: for each two query rows their lse in base 2, then their deltas, in the order
  * in which the backward reads them. Of an odd number of rows the last one's neighbour is written as 0.
  *
- * With blocks, units is [batch heads][blocks][16]: how many units of its sums are 1, of each query row; as the exponent
+ * With blocks, units is [batch heads][seqlen_q]: how many units of its sums are 1, of each query row; as the exponent
  * of a float, a byte (../../hopper/dq_format.h). NAN_UNIT of a row whose dq is NaN; ONE_UNIT of one that sees no key.
  * sums and failed (../dq_out/params.h) get zeros.
  */

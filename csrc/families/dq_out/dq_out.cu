@@ -69,7 +69,7 @@ dhp_attention_dq_out(const __grid_constant__ dhp_dq_out_params p) {
   const int key_head = head_of_all / p.heads_per_key_head; /* heads of a batch are whole groups */
   char *const dq = (char *)p.dq + 2 * (batch * p.dq_stride[0] + head * p.dq_stride[1]);
   const int32_t *const sums = p.sums + (int64_t)head_of_all * p.blocks * (DQ_BLOCK_ROWS * HEAD_DIM);
-  const uint8_t *const units = p.units + (int64_t)head_of_all * p.blocks * DQ_BLOCK_ROWS;
+  const uint8_t *const units = p.units + (int64_t)head_of_all * p.seqlen_q;
   const uint32_t *const of_tiles = p.columns + (int64_t)key_head * p.key_tiles * WORDS;
   await_launches_before();
   begin_launches_after();

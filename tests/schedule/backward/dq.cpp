@@ -74,7 +74,7 @@ bool has_nan(int n, int lane_row) {
 int unit_index(int n, int lane_row) {
   const Place at = place_of(n);
   const int row = std::min(at.block * BLOCK + 8 * lane_row, rows_of_queries - 1); /* lane 0's */
-  return (walk().batch * HEADS + at.head) * blocks() * BLOCK + row;
+  return (walk().batch * HEADS + at.head) * rows_of_queries + row;
 }
 
 /* Of a step and of keys. */
@@ -170,15 +170,16 @@ void model::store_shared(uint32_t to, const int32_t *four_words) {
   sim::write_area(share_area(), n, part == 0, part + 1 == FOURS);
 }
 
-/* Lane 0 tells of the first four rows, each of which here is lane 0's first. */
+/* Lane 0 tells of the rows whose units are in a word with that of the first, each of which here is lane 0's first. */
 void model::set_bits(bool go, const void *to, uint32_t bits) {
   const int n = my_dq().marks++;
   sim::require(sim::launches_have_ended(), "a mark before the launches before have ended");
   sim::require(n < mine().committed[DQ], "marks of a share before its product");
   sim::require(go == exists(n), "marks of a share that there is not, or none of one that there is");
   if (!go) return;
-  sim::require(bits == (has_nan(n, 0) ? ~0u : 0), "a NaN is not marked, or there is none");
-  sim::require(to == units() + unit_index(n, 0), "other rows are marked");
+  const uintptr_t first = reinterpret_cast<uintptr_t>(units() + unit_index(n, 0)), before = first % 4;
+  sim::require(bits == (has_nan(n, 0) ? ~0u << 8 * before : 0), "a NaN is not marked, or there is none");
+  sim::require(reinterpret_cast<uintptr_t>(to) == first - before, "other rows are marked");
 }
 
 void model::add(const int32_t *to, uint32_t from, int bytes) {
