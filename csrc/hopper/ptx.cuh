@@ -201,11 +201,9 @@ DHP_PTX void store_four(int go, void *to, const uint32_t *x) {
                : "memory");
 }
 
-/* If go: sets bits of a word, whoever else does at the same time (9.7.13.6). */
-DHP_PTX void or_into(int go, void *to, uint32_t bits) {
-  asm volatile("{.reg .pred go; setp.ne.s32 go, %0, 0; @go red.relaxed.gpu.global.or.b32 [%1], %2;}" ::"r"(go), "l"(to),
-               "r"(bits)
-               : "memory");
+/* Sets bits of a word, whoever else does at the same time (9.7.13.6). Not if go: ptxas would branch. */
+DHP_PTX void or_into(void *to, uint32_t bits) {
+  asm volatile("red.relaxed.gpu.global.or.b32 [%0], %1;" ::"l"(to), "r"(bits) : "memory");
 }
 
 /* For the end of a kernel whose last instruction is such a store: else ptxas makes its predicate that of an exit. */

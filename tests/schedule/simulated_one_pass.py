@@ -130,8 +130,9 @@ OF_SHARES = (
     Mutation("another_share_is_marked", ((MARKS, MARKS.replace("last", "sent")),)),
     Mutation("no_share_is_marked", (("bytes * NAN_UNIT", "bytes * 0"),)),
     Mutation("one_row_in_four_is_marked", (("bytes * NAN_UNIT", "(bytes & 1) * NAN_UNIT"),)),
-    Mutation("marked_though_it_is_nothing", (("s->exists && lane < 5", "lane < 5"),)),
-    Mutation("rows_of_the_word_before", (("row = 4 * word - before;", "row = 4 * word;"),)),
+    Mutation("marked_though_it_is_nothing", (("s->exists && left > 0", "left > 0"),)),
+    Mutation("rows_past_the_end_are_marked", (("& 0xffffu >> 4 * (4 - max(min(left, 4), 1))", "& 0xffffu"),)),
+    Mutation("rows_of_the_word_before", (("row = 4 * lane - before;", "row = 4 * lane - 0 * before;"),)),
     Mutation("both_warpgroups_send_to_one_box", (("+ (SPLITS_ROWS ? 0 : group);", "+ 0 * group;"),)),
     Mutation("only_half_is_stored", (("store_share(share_out + lane * 16, dq, unit, DQ_FLOATS / 2); TRY", "TRY"),)),
 )

@@ -120,7 +120,7 @@ void store_shared(uint32_t to, const int32_t *four_words);
 void store_matrices(uint32_t to, const uint32_t *four_words); /* transposed */
 /* In global memory: */
 void add(const int32_t *to, uint32_t from, int bytes); /* a bulk sum */
-void set_bits(bool go, const void *to, uint32_t bits);
+void set_bits(const void *to, uint32_t bits);
 
 } // namespace model
 

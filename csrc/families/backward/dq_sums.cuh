@@ -76,30 +76,33 @@ static __device__ __forceinline__ uint8_t *unit_of_row(const dhp_bwd_params *p, 
  * is finite; where k is not, only those columns are that dq_out knows of. All bits of NAN_UNIT are set, so that who
  * sets them, and when, does not matter.
  *
- * A lane sees some columns of two rows, so four lanes have to agree on a row. Five lanes then tell of all rows, each of
- * those whose units share a word: if 32 did, to the same words, they would queue up at the L2 cache, and TMA behind
- * them. Of rows beyond the block, whose units come next, nothing is told.
+ * A lane sees some columns of two rows, so four lanes have to agree on a row. Then each lane tells of a word of units,
+ * four rows, from the word with the first row on: five at most have something to tell, and the others set no bits in
+ * the words that follow. All to the words of the rows alone would queue up at the L2 cache, and TMA behind them; none
+ * but those that have something to tell would be a branch.
  */
 static __device__ __forceinline__ void mark_rows(const dhp_bwd_params *p, int batch, const share *s, const float *dq,
                                                  int lane) {
-  uint32_t lanes[2]; /* a bit for each that has no finite column of its row r */
+  uint32_t rows[2]; /* eight each, r and those of the lanes after it: row n is bit 4 n */
 #pragma unroll
   for (int r = 0; r < 2; r++) {
     float smallest = NAN; /* the smaller one of a number and NaN is the number */
 #pragma unroll
     for (int i = 2 * r; i < DQ_FLOATS; i += 4)
       smallest = fminf(smallest, fminf(fabsf(dq[i]), fabsf(dq[i + 1])));
-    lanes[r] = __ballot_sync(FULL_MASK, __float_as_uint(smallest) >= 0x7f800000u); /* Inf, or NaN */
+    const uint32_t lanes = __ballot_sync(FULL_MASK, __float_as_uint(smallest) >= 0x7f800000u); /* Inf, or NaN */
+    const uint32_t pairs = lanes & lanes >> 1;
+    rows[r] = pairs & pairs >> 2;
   }
-  const uint64_t all = (uint64_t)lanes[1] << 32 | lanes[0], pairs = all & all >> 1;
-  const uint64_t rows = pairs & pairs >> 2; /* row n: bit 4 n; between them, nothing of meaning */
-  const uintptr_t first = (uintptr_t)p->units + ((int64_t)batch * p->heads + s->head) * p->seqlen_q +
-                          s->block * DQ_BLOCK_ROWS;                                  /* of the block's first row */
-  const int word = min(lane, 4), before = (int)(first & 3), row = 4 * word - before; /* the first one of the word */
-  const uint64_t of_word = row < 0 ? rows << -4 * row : rows >> 4 * min(row, DQ_BLOCK_ROWS - 1);
-  const uint32_t four = (uint32_t)of_word;
+  const int64_t unit = ((int64_t)batch * p->heads + s->head) * p->seqlen_q + s->block * DQ_BLOCK_ROWS; /* of row 0 */
+  const int64_t units = (int64_t)(p->ordered_heads + p->listed_heads) * p->heads_per_key_head * p->seqlen_q;
+  const int before = (int)(unit & 3), row = 4 * lane - before; /* the first one of this lane's word */
+  const int left = min(p->seqlen_q - s->block * DQ_BLOCK_ROWS, DQ_BLOCK_ROWS) - row; /* then come others' units */
+  const uint32_t low = row < 0 ? 0 : row < 8 ? rows[0] : rows[1], high = row < 0 ? rows[0] : row < 8 ? rows[1] : 0;
+  const uint32_t four = __funnelshift_r(low, high, (row + 8) % 8 * 4) & 0xffffu >> 4 * (4 - max(min(left, 4), 1));
   const uint32_t bytes = (four & 1) | (four & 1 << 4) << 4 | (four & 1 << 8) << 8 | (four & 1 << 12) << 12;
-  or_into(s->exists && lane < 5 && row < DQ_BLOCK_ROWS, (void *)(first - before + 4 * word), bytes * NAN_UNIT);
+  const int64_t last_word = (units - 1) & ~(int64_t)3;
+  or_into(p->units + min(unit + row, last_word), s->exists && left > 0 ? bytes * NAN_UNIT : 0);
 }
 
 /* A unit from its exponent; NAN_UNIT becomes Inf, and nobody looks at what comes of that. */

@@ -171,14 +171,17 @@ void model::store_shared(uint32_t to, const int32_t *four_words) {
 }
 
 /* Lane 0 tells of the rows whose units are in a word with that of the first, each of which here is lane 0's first. */
-void model::set_bits(bool go, const void *to, uint32_t bits) {
+void model::set_bits(const void *to, uint32_t bits) {
   const int n = my_dq().marks++;
   sim::require(sim::launches_have_ended(), "a mark before the launches before have ended");
   sim::require(n < mine().committed[DQ], "marks of a share before its product");
-  sim::require(go == exists(n), "marks of a share that there is not, or none of one that there is");
-  if (!go) return;
+  sim::require(exists(n) || bits == 0, "marks of a share that there is not");
+  if (!exists(n)) return;
   const uintptr_t first = reinterpret_cast<uintptr_t>(units() + unit_index(n, 0)), before = first % 4;
-  sim::require(bits == (has_nan(n, 0) ? ~0u << 8 * before : 0), "a NaN is not marked, or there is none");
+  uint32_t marks = 0;
+  for (int row = 0; row < 4 - (int)before && place_of(n).block * BLOCK + row < rows_of_queries; row++)
+    marks |= NAN_UNIT << 8 * ((int)before + row);
+  sim::require(bits == (has_nan(n, 0) ? marks : 0), "a NaN is not marked, or there is none");
   sim::require(reinterpret_cast<uintptr_t>(to) == first - before, "other rows are marked");
 }
 

@@ -79,6 +79,8 @@ void model::run_warp() {
   if (WITH_DQ) {
     p.seqlen_q = backward::query_rows();
     p.units = units.data();
+    p.ordered_heads = backward::BATCHES * backward::HEADS;
+    p.heads_per_key_head = 1;
     p.sums = reinterpret_cast<int32_t *>(backward::SUMS);
     p.blocks = (p.seqlen_q + 15) / 16;
     p.failed = reinterpret_cast<float *>(backward::FAILED);

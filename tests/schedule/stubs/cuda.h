@@ -40,8 +40,12 @@ extern Index blockIdx, gridDim;
 
 static inline uint32_t __umulhi(uint32_t a, uint32_t b) { return (uint32_t)((uint64_t)a * b >> 32); }
 static inline int min(int a, int b) { return a < b ? a : b; }
+static inline int64_t min(int64_t a, int64_t b) { return a < b ? a : b; }
 static inline int max(int a, int b) { return a > b ? a : b; }
 template <class T> static inline T __shfl_xor_sync(unsigned, T x, int) { return x; }
+static inline uint32_t __funnelshift_r(uint32_t low, uint32_t high, unsigned by) {
+  return (uint32_t)(((uint64_t)high << 32 | low) >> by % 32);
+}
 static inline uint32_t __ballot_sync(unsigned, bool x) { return x ? ~0u : 0; }
 static inline void __syncwarp() { sim::sync_warp(); }
 static inline float2 make_float2(float x, float y) { return {x, y}; }

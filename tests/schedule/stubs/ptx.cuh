@@ -58,7 +58,7 @@ static inline float2 load_shared_two(uint32_t from) {
 static inline void store_shared_four(uint32_t to, const int32_t *x) { model::store_shared(to, x); }
 static inline void store_matrices_transposed(uint32_t to, const uint32_t *x) { model::store_matrices(to, x); }
 
-static inline void or_into(int go, void *to, uint32_t bits) { model::set_bits(go != 0, to, bits); }
+static inline void or_into(void *to, uint32_t bits) { model::set_bits(to, bits); }
 static inline void store_one(int go, float *to, float x) {
   if (go) model::store_number(to, x);
 }
