@@ -201,7 +201,7 @@ DHP_PTX void store_four(int go, void *to, const uint32_t *x) {
                : "memory");
 }
 
-/* Sets bits of a word, whoever else does at the same time (9.7.13.6). Not if go: ptxas would branch. */
+/* Sets bits of a word, whoever else does at the same time (9.7.13.6). On no condition: ptxas makes a branch of one. */
 DHP_PTX void or_into(void *to, uint32_t bits) {
   asm volatile("red.relaxed.gpu.global.or.b32 [%0], %1;" ::"l"(to), "r"(bits) : "memory");
 }

@@ -29,10 +29,9 @@
 #include "../../hopper/turns.cuh"
 #include "layout.cuh"
 #include "loads.cuh"
-#include "scores.cuh"
 #include "wgmma.h"
 /* These use the constants and products above. */
-#include "../../hopper/products.cuh"
+#include "scores.cuh"
 #include "gradients_out.cuh"
 
 /* More named barriers, where the one place of dP's tiles changes hands. */
@@ -113,17 +112,14 @@ dhp_attention_bwd(const __grid_constant__ CUtensorMap own_s_map, const __grid_co
 
 #define OF_STAGE(descriptor) ((descriptor) + at.index * (WALK_BYTES / DESCRIPTOR_UNIT))
 /* S and dP; dP's tile, if it has a place of its own, is awaited while the tensor cores are at S. */
-#define ISSUE_SCORES()                                                                                              \
-  do {                                                                                                              \
-    issue_shared_fresh<wgmma_scores_fresh, wgmma_scores>(s, own_s, OWN_BOX_BYTES, OF_STAGE(walk_s), WALK_BOX_BYTES, \
-                                                         HEAD_DIM);                                                 \
-    if (DP_ALONE) {                                                                                                 \
-      arrived &= mbarrier_wait(dp_full, (uint32_t)(done & 1), p.zero);                                              \
-      bar_sync(!is_last_group && done > 0, DP_ASKED, CTA_THREADS);                                                  \
-    }                                                                                                               \
-    if (WITH_DS)                                                                                                    \
-      issue_shared_fresh<wgmma_scores_fresh, wgmma_scores>(                                                         \
-          dp, own_dp, OWN_BOX_BYTES, DP_ALONE ? walk_dp : OF_STAGE(walk_dp), WALK_BOX_BYTES, HEAD_DIM);             \
+#define ISSUE_SCORES()                                                             \
+  do {                                                                             \
+    issue_scores(s, own_s, OF_STAGE(walk_s));                                      \
+    if (DP_ALONE) {                                                                \
+      arrived &= mbarrier_wait(dp_full, (uint32_t)(done & 1), p.zero);             \
+      bar_sync(!is_last_group && done > 0, DP_ASKED, CTA_THREADS);                 \
+    }                                                                              \
+    if (WITH_DS) issue_scores(dp, own_dp, DP_ALONE ? walk_dp : OF_STAGE(walk_dp)); \
   } while (0)
 
 /*

@@ -63,11 +63,16 @@ static __device__ __forceinline__ int32_t *sums_of(const dhp_bwd_params *p, int 
   return p->sums + (box * p->blocks + s->block) * (BLOCK_BYTES / (int)sizeof(int32_t));
 }
 
+/* The first unit of its head, counted over all heads. */
+static __device__ __forceinline__ int64_t first_unit(const dhp_bwd_params *p, int batch, const share *s) {
+  return ((int64_t)batch * p->heads + s->head) * p->seqlen_q;
+}
+
 /* Of this thread's two rows, the place of the unit of the one r; beyond the last row, of the last one. */
 static __device__ __forceinline__ uint8_t *unit_of_row(const dhp_bwd_params *p, int batch, const share *s, int r,
                                                        int lane) {
   const int row = min(s->block * DQ_BLOCK_ROWS + lane / 4 + 8 * r, p->seqlen_q - 1);
-  return p->units + ((int64_t)batch * p->heads + s->head) * p->seqlen_q + row;
+  return p->units + first_unit(p, batch, s) + row;
 }
 
 /*
@@ -83,7 +88,7 @@ static __device__ __forceinline__ uint8_t *unit_of_row(const dhp_bwd_params *p, 
  */
 static __device__ __forceinline__ void mark_rows(const dhp_bwd_params *p, int batch, const share *s, const float *dq,
                                                  int lane) {
-  uint32_t rows[2]; /* eight each, r and those of the lanes after it: row n is bit 4 n */
+  uint32_t rows[2]; /* bit 4 n of rows[r]: row 8 r + n of the block has no finite column */
 #pragma unroll
   for (int r = 0; r < 2; r++) {
     float smallest = NAN; /* the smaller one of a number and NaN is the number */
@@ -94,7 +99,7 @@ static __device__ __forceinline__ void mark_rows(const dhp_bwd_params *p, int ba
     const uint32_t pairs = lanes & lanes >> 1;
     rows[r] = pairs & pairs >> 2;
   }
-  const int64_t unit = ((int64_t)batch * p->heads + s->head) * p->seqlen_q + s->block * DQ_BLOCK_ROWS; /* of row 0 */
+  const int64_t unit = first_unit(p, batch, s) + s->block * DQ_BLOCK_ROWS; /* of the block's row 0 */
   const int64_t units = (int64_t)(p->ordered_heads + p->listed_heads) * p->heads_per_key_head * p->seqlen_q;
   const int before = (int)(unit & 3), row = 4 * lane - before; /* the first one of this lane's word */
   const int left = min(p->seqlen_q - s->block * DQ_BLOCK_ROWS, DQ_BLOCK_ROWS) - row; /* then come others' units */

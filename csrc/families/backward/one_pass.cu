@@ -23,10 +23,9 @@
 #include "../../hopper/turns.cuh"
 #include "layout.cuh"
 #include "loads.cuh"
-#include "scores.cuh"
 #include "wgmma.h"
 /* These use the constants and products above. */
-#include "../../hopper/products.cuh"
+#include "scores.cuh"
 #include "gradients_out.cuh"
 #include "dq_sums.cuh"
 
@@ -131,12 +130,10 @@ dhp_attention_bwd(const __grid_constant__ CUtensorMap own_s_map, const __grid_co
   } while (0)
 
 /* S and dP. */
-#define ISSUE_SCORES()                                                                                                 \
-  do {                                                                                                                 \
-    issue_shared_fresh<wgmma_scores_fresh, wgmma_scores>(s, own_s, OWN_BOX_BYTES, OF_STAGE(walk_s), WALK_BOX_BYTES,    \
-                                                         HEAD_DIM);                                                    \
-    issue_shared_fresh<wgmma_scores_fresh, wgmma_scores>(dp, own_dp, OWN_BOX_BYTES, OF_STAGE(walk_dp), WALK_BOX_BYTES, \
-                                                         HEAD_DIM);                                                    \
+#define ISSUE_SCORES()                           \
+  do {                                           \
+    issue_scores(s, own_s, OF_STAGE(walk_s));    \
+    issue_scores(dp, own_dp, OF_STAGE(walk_dp)); \
   } while (0)
 
 /* Dq of the step before, once the other warpgroup has written its part of that dS. */

@@ -1,5 +1,5 @@
 /*
- * scores.cuh - from S and dP, tiles in registers, to P and dS.
+ * scores.cuh - S and dP, tiles in registers, and from them P and dS. Before this header: wgmma.h.
  *
  * P takes the place of S: accumulators are defined anew in each step (products.cuh). Others could only be read here:
  * ptxas would take them for defined by other instructions while products are under way, and run the products one by
@@ -11,12 +11,18 @@
 #define DHP_BACKWARD_SCORES_CUH
 
 #include "../../ct.h"
+#include "../../hopper/products.cuh"
 #include "layout.cuh"
 
 enum {
   PAIRS = SCORES / 4,     /* of a thread's columns: two of each block of eight */
   STATISTICS_OF_PAIR = 16 /* bytes: lse of both, delta of both */
 };
+
+/* d = own walk^T, over head_dim: S or dP. */
+static __device__ __forceinline__ void issue_scores(float *d, uint32_t own, uint32_t walk) {
+  issue_shared_fresh<wgmma_scores_fresh, wgmma_scores>(d, own, OWN_BOX_BYTES, walk, WALK_BOX_BYTES, HEAD_DIM);
+}
 
 /* From one pair of this thread's to the next, in shared memory: the other three of the quad have theirs between. */
 enum { PAIR_BYTES = 4 * STATISTICS_OF_PAIR };
