@@ -173,7 +173,8 @@ def test_gradients_of_an_exported_program(device: str, rng: torch.Generator) -> 
     (want,) = torch.autograd.grad(block(leaf).sum(), leaf)
     for exported in (program, program.run_decompositions()):
         (found,) = torch.autograd.grad(exported.module()(leaf).sum(), leaf)
-        assert same_bits(found, want)
+        # Decomposed, the three rows are slices, whose gradients torch adds to zeros: -0 becomes 0.
+        assert same_bits(found + 0, want + 0)
 
 
 @pytest.mark.long
