@@ -94,9 +94,17 @@ DHP_CT dhp_ct_f32 dhp_ct_select(dhp_ct_u32 mask, dhp_ct_f32 a, dhp_ct_f32 b) {
 
 /*
  * The larger one. A NaN in b is passed over and a NaN in a stays: a running maximum a = max(a, x) never becomes NaN.
- * The row of a NaN score is NaN all the same, because exp2(NaN - maximum) enters its sum.
+ * The row of a NaN score is NaN all the same, because exp2(NaN - maximum) enters its sum. The smaller one likewise.
+ * DHP_CT_MAX(a, b) and DHP_CT_MIN(a, b) name instructions that give a where it is larger, or smaller, and else b: x86
+ * has them.
  */
+#if defined(DHP_CT_MAX)
+DHP_CT dhp_ct_f32 dhp_ct_max(dhp_ct_f32 a, dhp_ct_f32 b) { return (dhp_ct_f32)DHP_CT_MAX(b, a); }
+DHP_CT dhp_ct_f32 dhp_ct_min(dhp_ct_f32 a, dhp_ct_f32 b) { return (dhp_ct_f32)DHP_CT_MIN(b, a); }
+#else
 DHP_CT dhp_ct_f32 dhp_ct_max(dhp_ct_f32 a, dhp_ct_f32 b) { return dhp_ct_select(dhp_ct_less(a, b), b, a); }
+DHP_CT dhp_ct_f32 dhp_ct_min(dhp_ct_f32 a, dhp_ct_f32 b) { return dhp_ct_select(dhp_ct_less(b, a), b, a); }
+#endif
 
 /* x, but every NaN has the same bits: sign and payload would tell which operand of which instruction was NaN. */
 DHP_CT dhp_ct_f32 dhp_ct_canonical(dhp_ct_f32 x) {
@@ -152,9 +160,7 @@ DHP_CT dhp_ct_f32 dhp_ct_horner(dhp_ct_f32 p, dhp_ct_f32 f, float c) { return dh
  */
 DHP_CT dhp_ct_f32 dhp_ct_exp2(dhp_ct_f32 x) {
   /* Where the exponent field of 2^n is 0 and 255: the zero and the infinity of float32. */
-  const dhp_ct_f32 lowest = dhp_ct_splat(-127.f), highest = dhp_ct_splat(128.f);
-  x = dhp_ct_select(dhp_ct_less(x, lowest), lowest, x);
-  x = dhp_ct_select(dhp_ct_less(highest, x), highest, x);
+  x = dhp_ct_min(dhp_ct_max(x, dhp_ct_splat(-127.f)), dhp_ct_splat(128.f));
 
   /* At 1.5 * 2^23 the ulp is 1: the sum's low bits are n, here with float32's exponent bias of 127 added. */
   const dhp_ct_f32 to_integer = dhp_ct_splat(0x1.8p23f + 127.f);

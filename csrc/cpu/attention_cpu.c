@@ -20,33 +20,64 @@ int dhp_cpu_kernels(dhp_cpu_kernel kernels[3]) {
   return n;
 }
 
+/* ---- units of work ---------------------------------------------------------------------------------------------- */
+
+/* How the query rows of a batch are divided. */
+typedef struct division {
+  int64_t tiles; /* of one head's rows */
+  int64_t group; /* query heads of a key head */
+  int64_t heads; /* of these, at most so many in a unit: as many as have few rows together */
+  int64_t packs; /* of a group */
+} division;
+
+/* Of a call with rows. */
+static division division_of(const dhp_attention *args) {
+  const int64_t queries = args->q.size[2], tiles = (queries + DHP_CPU_TILE_Q - 1) / DHP_CPU_TILE_Q;
+  const int64_t group = args->q.size[1] / args->k.size[1];
+  const int64_t most = queries > DHP_CPU_FEW_ROWS ? 1 : DHP_CPU_FEW_ROWS / queries;
+  const int64_t heads = group < most ? group : most;
+  return (division){tiles, group, heads, (group + heads - 1) / heads};
+}
+
+int64_t dhp_cpu_units(const dhp_attention *args) {
+  if (args->q.size[1] == 0 || args->q.size[2] == 0) return 0;
+  const division d = division_of(args);
+  return args->q.size[0] * args->k.size[1] * d.packs * d.tiles;
+}
+
+dhp_cpu_rows dhp_cpu_unit(const dhp_attention *args, const dhp_mask *mask, int64_t index) {
+  const division d = division_of(args);
+  const int64_t pack = index / d.tiles % d.packs, key_head = index / d.tiles / d.packs;
+  const int64_t row = dhp_cpu_tile_at(index % d.tiles, d.tiles) * DHP_CPU_TILE_Q, left = args->q.size[2] - row;
+  const int64_t heads = d.group - pack * d.heads < d.heads ? d.group - pack * d.heads : d.heads;
+  return (dhp_cpu_rows){.args = args,
+                        .mask = mask,
+                        .batch = key_head / args->k.size[1],
+                        .head = key_head % args->k.size[1] * d.group + pack * d.heads,
+                        .heads = (int)heads,
+                        .first = row,
+                        .count = (int)((left < DHP_CPU_TILE_Q ? left : DHP_CPU_TILE_Q) * heads)};
+}
+
 typedef struct forward_work {
   const dhp_cpu_kernel *kernel;
   const dhp_attention *args;
   const dhp_mask *mask;
-  int64_t tiles; /* of query rows, in one head */
 } forward_work;
 
-static void attend_tile(const void *context, int64_t index, dhp_cpu_scratch *scratch) {
+static void attend_unit(const void *context, int64_t index, dhp_cpu_scratch *scratch) {
   const forward_work *const work = context;
-  const dhp_tensor *const q = &work->args->q;
-  const int64_t head = index / work->tiles;
-  const int64_t row = dhp_cpu_tile_at(index % work->tiles, work->tiles) * DHP_CPU_TILE_Q, left = q->size[2] - row;
-  const dhp_cpu_rows rows = {.args = work->args,
-                             .mask = work->mask,
-                             .batch = head / q->size[1],
-                             .head = head % q->size[1],
-                             .first = row,
-                             .count = left < DHP_CPU_TILE_Q ? (int)left : DHP_CPU_TILE_Q};
+  const dhp_cpu_rows rows = dhp_cpu_unit(work->args, work->mask, index);
   work->kernel->attend(&rows, scratch);
 }
 
+/* ---- the forward ------------------------------------------------------------------------------------------------ */
+
 dhp_status dhp_cpu_forward_with(const dhp_cpu_kernel *kernel, const dhp_attention *args, const dhp_mask *mask,
                                 const dhp_executor *executor, dhp_error *error) {
-  const dhp_tensor *const q = &args->q;
-  const forward_work context = {kernel, args, mask, (q->size[2] + DHP_CPU_TILE_Q - 1) / DHP_CPU_TILE_Q};
-  const dhp_cpu_work work = {attend_tile, &context, q->size[0] * q->size[1] * context.tiles};
-  const dhp_cpu_extent extent = {.queries = q->size[2], .keys = args->k.size[2], .head_dim = q->size[3]};
+  const forward_work context = {kernel, args, mask};
+  const dhp_cpu_work work = {attend_unit, &context, dhp_cpu_units(args)};
+  const dhp_cpu_extent extent = {.queries = args->q.size[2], .keys = args->k.size[2], .head_dim = args->q.size[3]};
   return dhp_cpu_run(&work, 1, &extent, executor, error);
 }
 

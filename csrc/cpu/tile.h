@@ -12,6 +12,9 @@ enum {
   DHP_CPU_TILE_Q = 128, /* query rows: changes no bit of the result */
   DHP_CPU_TILE_K = 96,  /* keys a step: sums over keys are grouped by it, so the bits depend on it */
   DHP_CPU_TILE_D = 64,  /* inner products are grouped by it: it keeps a block of q in the first-level cache */
+  /* Query rows, of several heads if those of one are fewer, that are attended to with keys in the lanes (tile_few.h):
+   * changes no bit. Four share the cost of a vector of keys; more would leave fewer units to other threads. */
+  DHP_CPU_FEW_ROWS = 4,
   DHP_CPU_MAX_D = 256,
   /* Pitch of scratch rows: 16 floats (a cache line) more than a power of two, or rows would share cache sets. */
   DHP_CPU_PITCH_D = DHP_CPU_MAX_D + 16,
@@ -21,6 +24,8 @@ enum {
 /*
  * Working memory of one thread; all of it may hold secrets. Rows are indexed by d, key or query as the names say; where
  * a backward computes gradients of keys, keys and queries have changed places, and so have k and q, v and grad_out.
+ * They have in the scores of few query rows (tile_few.h), too: then q holds keys, k queries, and ds scores as
+ * [row][key].
  */
 typedef struct dhp_cpu_scratch {
   float q[DHP_CPU_MAX_D][DHP_CPU_PITCH_Q];        /* q scaled and transposed: a vector holds one d of many queries */
@@ -44,9 +49,10 @@ typedef struct dhp_cpu_scratch {
 typedef struct dhp_cpu_rows {
   const dhp_attention *args;
   const dhp_mask *mask;
-  int64_t batch, head; /* of q */
-  int64_t first;       /* query row */
-  int count;           /* 1 to DHP_CPU_TILE_Q */
+  int64_t batch, head; /* of q: the first head */
+  int heads;           /* so many, of one key head; 1 where there are more than DHP_CPU_FEW_ROWS rows */
+  int64_t first;       /* query row of each head */
+  int count;           /* of all heads: 1 to DHP_CPU_TILE_Q */
 } dhp_cpu_rows;
 
 /* One unit of work of a backward: rows of a query head, or of a key head. All of it is public but what lies behind. */
@@ -108,6 +114,10 @@ static inline int64_t dhp_cpu_tile_at(int64_t step, int64_t tiles) {
 
 /* The kernels this CPU can run, best first, and how many (1 to 3); dhp_cpu_forward uses the first. */
 int dhp_cpu_kernels(dhp_cpu_kernel kernels[3]);
+
+/* The units of a forward, and one of them. */
+int64_t dhp_cpu_units(const dhp_attention *args);
+dhp_cpu_rows dhp_cpu_unit(const dhp_attention *args, const dhp_mask *mask, int64_t index);
 
 /* dhp_cpu_forward with a chosen kernel, and any mask of the call's lengths in place of the one that args ask for. */
 dhp_status dhp_cpu_forward_with(const dhp_cpu_kernel *kernel, const dhp_attention *args, const dhp_mask *mask,

@@ -12,6 +12,9 @@
 
 #define DHP_CT_LANES 8
 #define DHP_CT_FMA _mm256_fmadd_ps
+#define DHP_CT_MAX _mm256_max_ps
+#define DHP_CT_MIN _mm256_min_ps
+#define DHP_WIDEN_U16(halves) _mm256_cvtepu16_epi32((__m128i)(halves))
 #define DHP_SCORE_KEYS 6
 #define DHP_SCORE_VECTORS 2
 #define DHP_VALUE_ROWS 6

@@ -12,6 +12,9 @@
 
 #define DHP_CT_LANES 16
 #define DHP_CT_FMA _mm512_fmadd_ps
+#define DHP_CT_MAX _mm512_max_ps
+#define DHP_CT_MIN _mm512_min_ps
+#define DHP_WIDEN_U16(halves) _mm512_cvtepu16_epi32((__m256i)(halves))
 #define DHP_SCORE_KEYS 6
 #define DHP_SCORE_VECTORS 4
 #define DHP_VALUE_ROWS 4

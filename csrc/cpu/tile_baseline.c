@@ -2,6 +2,10 @@
 #if defined(__aarch64__)
 #include <arm_neon.h>
 #define DHP_CT_FMA(a, b, c) vfmaq_f32(c, a, b)
+#elif defined(__x86_64__)
+#include <emmintrin.h>
+#define DHP_CT_MAX _mm_max_ps
+#define DHP_CT_MIN _mm_min_ps
 #endif
 
 #define DHP_CT_LANES 4

@@ -3,6 +3,8 @@
  *
  * Included once per instruction set by a tile_*.c that defines
  *   DHP_CT_LANES, DHP_CT_FMA             floats in a vector register, and their multiply-add if there is one (ct.h),
+ *   DHP_CT_MAX, DHP_CT_MIN               as ct.h has them, if there are any,
+ *   DHP_WIDEN_U16                        the instruction from 16-bit to 32-bit lanes, if there is one,
  *   DHP_SCORE_KEYS, DHP_SCORE_VECTORS    the register block of scores: keys (a divisor of DHP_CPU_TILE_K) and vectors,
  *   DHP_VALUE_ROWS, DHP_VALUE_VECTORS    the register block of p v: query rows and vectors,
  *   DHP_CPU_KERNEL, DHP_INSTRUCTIONS     the name of the kernel in C, and in words.
@@ -14,6 +16,7 @@
  * A score or value that a row may not see is kept out by public bounds: its p is never multiplied with its v (0 * NaN
  * is NaN).
  */
+#include "tile_few.h"
 #include "tile_rows.h"
 #include "tile_scores.h"
 #include "tile_values.h"
@@ -32,7 +35,7 @@ static void write_results(const dhp_cpu_rows *rows, const dhp_key_range seen[DHP
     store(&scratch->rescale[query], dhp_ct_reciprocal(sum)); /* of a zero sum: inf, and 0 * inf is the NaN of 0 / 0 */
   }
   for (int i = 0; i < rows->count; i++) {
-    char *const row = row_pointer(out, rows->batch, rows->head, rows->first + i);
+    char *const row = row_pointer(out, rows->batch, head_of(rows, i), position_of(rows, i));
     if (seen[i].first == seen[i].last) {
       memset(row, 0, (size_t)out->size[3] * element_size(out->dtype));
       scratch->lse[i] = -__builtin_inff();
@@ -40,10 +43,9 @@ static void write_results(const dhp_cpu_rows *rows, const dhp_key_range seen[DHP
       write_row(row, scratch->out[i], scratch->rescale[i], out, scratch);
     }
   }
-  if (args->lse) {
-    const int64_t first = (rows->batch * out->size[1] + rows->head) * out->size[2] + rows->first;
-    memcpy((float *)args->lse + first, scratch->lse, (size_t)rows->count * sizeof(float));
-  }
+  for (int i = 0; args->lse && i < rows->count; i++)
+    ((float *)args->lse)[(rows->batch * out->size[1] + head_of(rows, i)) * out->size[2] + position_of(rows, i)] =
+        scratch->lse[i];
 }
 
 static void attend(const dhp_cpu_rows *rows, dhp_cpu_scratch *scratch) {
@@ -51,8 +53,12 @@ static void attend(const dhp_cpu_rows *rows, dhp_cpu_scratch *scratch) {
   const int head_dim = (int)args->q.size[3];
   const int width = round_up(head_dim, LANES), queries = round_up(rows->count, LANES);
   const int64_t key_head = rows->head / (args->q.size[1] / args->k.size[1]);
+  const int is_few = rows->count <= FEW;
 
-  read_lanes(scratch->q, &args->q, rows->batch, rows->head, rows->first, rows->count, scale2_of(args), scratch);
+  if (is_few)
+    read_few(rows, scale2_of(args), scratch);
+  else
+    read_lanes(scratch->q, &args->q, rows->batch, rows->head, rows->first, rows->count, scale2_of(args), scratch);
   for (int i = 0; i < queries; i += LANES) {
     store(scratch->maximum + i, dhp_ct_splat(-__builtin_inff()));
     store(scratch->sum + i, dhp_ct_splat(0.f));
@@ -61,7 +67,7 @@ static void attend(const dhp_cpu_rows *rows, dhp_cpu_scratch *scratch) {
 
   dhp_key_range seen[DHP_CPU_TILE_Q] = {{0, 0}}; /* lanes without a row, in the last vector, copy the last row */
   for (int i = 0; i < queries; i++)
-    seen[i] = dhp_mask_row(rows->mask, rows->first + (i < rows->count ? i : rows->count - 1));
+    seen[i] = dhp_mask_row(rows->mask, position_of(rows, i < rows->count ? i : rows->count - 1));
   const int64_t last = seen[rows->count - 1].last; /* no row sees a key from here on, or before the first row's first */
 
   const tile_scores scores = {scratch->p, scratch->q, scratch->k};
@@ -70,6 +76,10 @@ static void attend(const dhp_cpu_rows *rows, dhp_cpu_scratch *scratch) {
   for (int64_t start = seen[0].first / DHP_CPU_TILE_K * DHP_CPU_TILE_K; start < last; start += DHP_CPU_TILE_K) {
     const int n = last - start < DHP_CPU_TILE_K ? (int)(last - start) : DHP_CPU_TILE_K;
     const tile_keys keys = keys_of_tile(seen, queries, start, n);
+    if (is_few) {
+      attend_few(rows, &keys, key_head, start, n, scratch);
+      continue;
+    }
     read_rows(scratch->k, &args->k, rows->batch, key_head, start, n, scratch);
     read_rows(scratch->v, &args->v, rows->batch, key_head, start, n, scratch);
     for (int i = n; i < round_up(n, SCORE_KEYS); i++)

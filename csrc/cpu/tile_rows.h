@@ -11,13 +11,21 @@ static char *row_pointer(const dhp_tensor *t, int64_t b, int64_t h, int64_t s) {
   return (char *)t->data + offset * (int64_t)element_size(t->dtype);
 }
 
-/* CT: the conversions are straight-line. */
+/* Where row i of a unit is: its rows are of so many heads, which run faster than the positions. */
+static int64_t head_of(const dhp_cpu_rows *rows, int i) { return rows->head + i % rows->heads; }
+static int64_t position_of(const dhp_cpu_rows *rows, int i) { return rows->first + i / rows->heads; }
+
+/* Of 16-bit elements in the low halves of 32-bit lanes. CT: the conversions are straight-line. */
+DHP_CT lanes_f32 widen_half(dhp_ct_u32 bits, dhp_dtype dtype) {
+  return dtype == DHP_FLOAT16 ? dhp_float16_to_float32(bits) : dhp_bfloat16_to_float32(bits);
+}
+
+/* CT: as widen_half. */
 DHP_CT lanes_f32 widen(const void *from, dhp_dtype dtype) {
   if (dtype == DHP_FLOAT32) return load(from);
-  lanes_u16 narrow;
-  memcpy(&narrow, from, sizeof narrow);
-  const dhp_ct_u32 bits = __builtin_convertvector(narrow, dhp_ct_u32);
-  return dtype == DHP_FLOAT16 ? dhp_float16_to_float32(bits) : dhp_bfloat16_to_float32(bits);
+  lanes_u16 halves;
+  memcpy(&halves, from, sizeof halves);
+  return widen_half((dhp_ct_u32)DHP_WIDEN_U16(halves), dtype);
 }
 
 /* CT: as widen. */
@@ -32,17 +40,19 @@ DHP_CT void narrow(void *to, lanes_f32 x, dhp_dtype dtype) {
   }
 }
 
+/* Elements [d, d + LANES) of a row of D, zeros behind its end. CT: as widen; bounds are public. */
+DHP_CT lanes_f32 read_vector(const char *row, int d, int head_dim, dhp_dtype dtype, dhp_cpu_scratch *scratch) {
+  const size_t size = element_size(dtype);
+  if (d + LANES <= head_dim) return widen(row + (size_t)d * size, dtype);
+  memset(scratch->edge, 0, sizeof scratch->edge);
+  memcpy(scratch->edge, row + (size_t)d * size, (size_t)(head_dim - d) * size);
+  return widen(scratch->edge, dtype);
+}
+
 /* A row of D elements to float32, with zeros up to the next multiple of a vector. */
 DHP_CT void read_row(float *to, const char *row, int head_dim, dhp_dtype dtype, dhp_cpu_scratch *scratch) {
-  const size_t size = element_size(dtype);
-  int d = 0;
-  for (; d + LANES <= head_dim; d += LANES)
-    store(to + d, widen(row + (size_t)d * size, dtype));
-  if (d < head_dim) {
-    memset(scratch->edge, 0, sizeof scratch->edge);
-    memcpy(scratch->edge, row + (size_t)d * size, (size_t)(head_dim - d) * size);
-    store(to + d, widen(scratch->edge, dtype));
-  }
+  for (int d = 0; d < head_dim; d += LANES)
+    store(to + d, read_vector(row, d, head_dim, dtype, scratch));
 }
 
 /* A row of D elements from float32, times a factor. */

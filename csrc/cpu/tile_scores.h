@@ -86,6 +86,27 @@ static lanes_f32 shift_of(lanes_f32 maximum) {
 }
 
 /*
+ * Brings the running maximum of LANES rows from `query` on up to date with the highest score of a tile; what then is
+ * subtracted from their scores. CT: straight-line.
+ */
+DHP_CT lanes_f32 raise_maximum(dhp_cpu_scratch *scratch, int query, lanes_f32 highest) {
+  const lanes_f32 before = load(&scratch->maximum[query]);
+  const lanes_f32 after = dhp_ct_max(before, highest);
+  const lanes_f32 shift = shift_of(after);
+  /* before the first finite score the sum is 0, and 0 times inf would not be */
+  const dhp_ct_u32 is_first = dhp_ct_equal_u32(dhp_ct_bits(before), dhp_ct_bits(dhp_ct_splat(-__builtin_inff())));
+  const lanes_f32 rescale = dhp_ct_select(is_first, dhp_ct_splat(0.f), dhp_ct_exp2(shift_of(before) - shift));
+  store(&scratch->maximum[query], after);
+  store(&scratch->rescale[query], rescale);
+  return shift;
+}
+
+/* CT: straight-line. */
+DHP_CT void add_to_sum(dhp_cpu_scratch *scratch, int query, lanes_f32 tile_sum) {
+  store(&scratch->sum[query], dhp_ct_fma(load(&scratch->sum[query]), load(&scratch->rescale[query]), tile_sum));
+}
+
+/*
  * Turns the scores of n keys (a multiple of 4) into p = 2^(score - shift), and brings maximum and sum up to date.
  * Four partial maxima and sums, each of every fourth key: shorter dependency chains, and less rounding.
  * A tile of which a row sees nothing leaves the row's state as it is: p is 0 and rescale 1 (or the sum 0).
@@ -98,13 +119,7 @@ static void softmax(dhp_cpu_scratch *scratch, int queries, int n) {
     for (int key = 0; key < n; key += 4)
       UNROLL for (int u = 0; u < 4; u++) top[u] = dhp_ct_max(top[u], load(&scratch->p[key + u][query]));
     const lanes_f32 highest = dhp_ct_max(dhp_ct_max(top[0], top[1]), dhp_ct_max(top[2], top[3]));
-
-    const lanes_f32 before = load(&scratch->maximum[query]);
-    const lanes_f32 after = dhp_ct_max(before, highest);
-    const lanes_f32 shift = shift_of(after);
-    /* before the first finite score the sum is 0, and 0 times inf would not be */
-    const dhp_ct_u32 is_first = dhp_ct_equal_u32(dhp_ct_bits(before), dhp_ct_bits(minus_infinity));
-    const lanes_f32 rescale = dhp_ct_select(is_first, dhp_ct_splat(0.f), dhp_ct_exp2(shift_of(before) - shift));
+    const lanes_f32 shift = raise_maximum(scratch, query, highest);
 
     lanes_f32 sum[4] = {dhp_ct_splat(0.f), dhp_ct_splat(0.f), dhp_ct_splat(0.f), dhp_ct_splat(0.f)};
     for (int key = 0; key < n; key += 4)
@@ -114,10 +129,7 @@ static void softmax(dhp_cpu_scratch *scratch, int queries, int n) {
         sum[u] += x;
         store(p, x);
       }
-    store(&scratch->maximum[query], after);
-    store(&scratch->rescale[query], rescale);
-    const lanes_f32 tile_sum = (sum[0] + sum[1]) + (sum[2] + sum[3]);
-    store(&scratch->sum[query], dhp_ct_fma(load(&scratch->sum[query]), rescale, tile_sum));
+    add_to_sum(scratch, query, (sum[0] + sum[1]) + (sum[2] + sum[3]));
   }
 }
 

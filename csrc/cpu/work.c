@@ -29,8 +29,14 @@ static void wipe_queries(float (*rows)[DHP_CPU_PITCH_Q], size_t count, size_t qu
 
 static size_t at_most(int64_t n, size_t most) { return n < (int64_t)most ? (size_t)n : most; }
 
-/* Wipes what a problem of this (public) size can have written, and frees it. */
-static void scratch_free(dhp_cpu_scratch *scratch, const dhp_cpu_extent *extent) {
+/* What tiles of few rows write, of which every forward can have some. */
+static void wipe_few(dhp_cpu_scratch *scratch, const dhp_cpu_extent *extent) {
+  dhp_ct_wipe(scratch->k, DHP_CPU_FEW_ROWS * sizeof *scratch->k);
+  wipe_queries(scratch->ds, DHP_CPU_FEW_ROWS, at_most(extent->keys, DHP_CPU_TILE_K));
+  dhp_ct_wipe(scratch->out, DHP_CPU_FEW_ROWS * sizeof *scratch->out);
+}
+
+static void wipe_tiles(dhp_cpu_scratch *scratch, const dhp_cpu_extent *extent) {
   /* in a backward either can be in the other's place */
   const int64_t longest = extent->queries > extent->keys ? extent->queries : extent->keys;
   const size_t head_dim = (size_t)extent->head_dim;
@@ -48,6 +54,12 @@ static void scratch_free(dhp_cpu_scratch *scratch, const dhp_cpu_extent *extent)
     wipe_queries(scratch->ds, score_rows, query_rows);
     dhp_ct_wipe(scratch->dv, query_rows * sizeof *scratch->dv);
   }
+}
+
+/* Wipes what a problem of this (public) size can have written, and frees it. */
+static void scratch_free(dhp_cpu_scratch *scratch, const dhp_cpu_extent *extent) {
+  if (!extent->is_backward) wipe_few(scratch, extent);
+  if (extent->is_backward || extent->queries > DHP_CPU_FEW_ROWS) wipe_tiles(scratch, extent);
   dhp_ct_wipe(scratch->maximum, sizeof *scratch - offsetof(dhp_cpu_scratch, maximum)); /* all that follows */
   free(scratch);
 }

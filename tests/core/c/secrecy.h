@@ -39,6 +39,11 @@ static const secrecy_case secrecy_cases[] = {
      1},
     {"a window wider than a block of rows, early rows without keys", {1, 1, 1, 16, 12, 16, 0, 0}, -10, -2, 1, ALL, 3},
     {"key tiles before the window, no lse", {1, 1, 1, 2, 300, 16, 0, 0}, 200, 203, 0, DQ, 1},
+    {"few rows, of four heads", {1, 4, 1, 1, 37, 97, 0, 0}, INT64_MIN, INT64_MAX, 1, 0, 3},
+    {"a row alone", {1, 1, 1, 1, 20, 129, 0, 0}, INT64_MIN, INT64_MAX, 1, 0, 3},
+    {"few rows, causal, the first without keys", {1, 1, 1, 4, 100, 33, 0, 0}, INT64_MIN, -1, 1, 0, 3},
+    {"few rows, a window that moves with them", {1, 1, 1, 4, 40, 64, 0, 0}, 2, 30, 0, 0, 3},
+    {"few rows, a window that all begin in", {1, 2, 1, 2, 40, 64, 0, 0}, -2, 38, 0, 0, 1},
     {"no keys", {1, 1, 1, 2, 0, 16, 0, 0}, INT64_MIN, INT64_MAX, 1, ALL, 1},
     {"two query tiles, grouped heads", {1, 2, 1, 100, 4, 16, 0, 0}, INT64_MIN, INT64_MAX, 1, DK | GRAD_LSE, 1},
     {"decoding, grouped heads", {1, 4, 2, 1, 130, 64, 0, 0}, INT64_MIN, INT64_MAX, 1, ALL, 0},
@@ -67,12 +72,8 @@ static inline gradient_problem secrecy_gradients(const secrecy_case *c, dhp_dtyp
   return p;
 }
 
-/* The first tile of rows of the first head. */
-static inline dhp_cpu_rows secrecy_rows(const problem *p) {
-  const int64_t queries = p->args.q.size[2];
-  return (dhp_cpu_rows){
-      .args = &p->args, .mask = &p->mask, .count = queries < DHP_CPU_TILE_Q ? (int)queries : DHP_CPU_TILE_Q};
-}
+/* The first unit of work: a tile of rows of the first head, or few rows of the first heads. */
+static inline dhp_cpu_rows secrecy_rows(const problem *p) { return dhp_cpu_unit(&p->args, &p->mask, 0); }
 
 /* All three functions of a backward, on the first tile of the first head; lse and delta: memory for its queries. */
 static inline void secrecy_differentiate(const dhp_cpu_kernel *kernel, const gradient_problem *p, float *lse,

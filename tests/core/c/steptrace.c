@@ -9,7 +9,8 @@
  * Where rows end inside a vector, memcpy moves their last elements through general-purpose registers; such shapes
  * compare the path alone.
  *
- * Link with -z now: the loader's lazy binding is noise.
+ * Link with -z now: the loader's lazy binding is noise. Compile with -fno-omit-frame-pointer: so is whatever the parent
+ * has in rbp otherwise.
  *
  *     ./steptrace                   exit 0: all data alike
  *     ./steptrace planted-branch    must find another path, and exits 1; planted-index: other registers
