@@ -190,7 +190,8 @@ class Policy(TorchFunctionMode):
         position, heads = _NEED_WEIGHTS - 2, _NUM_HEADS - 2
         if args[position] if len(args) > position else kwargs.get("need_weights", True):
             count = args[heads] if len(args) > heads else kwargs["num_heads"]
-            self._refuse_or_note(_heads_of(query, count), _heads_of(key, count), NEED_WEIGHTS_REASON)
+            for policy in (*_outside(), self):  # the function is not handed on to them
+                policy._refuse_or_note(_heads_of(query, count), _heads_of(key, count), NEED_WEIGHTS_REASON)
         with self:
             return _multi_head(query, key, *args, **kwargs)
 
@@ -284,6 +285,11 @@ def _level_of_caller() -> int:
     while frame.f_back is not None and frame.f_code.co_filename.startswith(own):
         level, frame = level + 1, frame.f_back
     return level
+
+
+def _outside() -> list[Policy]:
+    """The policies around the one that handles a call."""
+    return [mode for mode in torch.overrides._get_current_function_mode_stack() if isinstance(mode, Policy)]
 
 
 def _heads_of(tensor: Tensor, count: int) -> Tensor:

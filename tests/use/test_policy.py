@@ -230,6 +230,10 @@ def test_nesting_adds_up(q: Tensor) -> None:
     with dhp_safe_fa.policy("secure") as secure:
         with dhp_safe_fa.policy("hybrid"), pytest.raises(RuntimeError, match="policy\\('secure'\\)"), pytest.warns():
             masked(q)
+        heads = torch.nn.MultiheadAttention(q.shape[-1], 4, batch_first=True).to(q)
+        for name in ("hybrid", "audit"):
+            with dhp_safe_fa.policy(name), pytest.raises(RuntimeError, match="policy\\('secure'\\): need_weights"):
+                heads(q[:, 0], q[:, 0], q[:, 0])
         with dhp_safe_fa.policy("audit") as audit:
             assert same_bits(attend(q), ours(q))
     assert backends(secure) == {"dhp": 1}
