@@ -127,3 +127,28 @@ def _ask(policy: Any, question: Callable[[], str | None]) -> None:
 
 
 entries = Entries(_refuse_anywhere, _refuse_in_block)
+
+
+class Uncompiled:
+    """While a policy wants it, compiled functions run uncompiled, in every thread: a graph would hide their calls."""
+
+    def __init__(self) -> None:
+        self._wanted = 0
+        self._stance: Any = None
+        self._lock = threading.Lock()
+
+    def begin(self) -> None:
+        with self._lock:
+            if self._wanted == 0:
+                self._stance = torch.compiler.set_stance("force_eager")
+                self._stance.__enter__()
+            self._wanted += 1
+
+    def end(self) -> None:
+        with self._lock:
+            self._wanted -= 1
+            if self._wanted == 0:
+                self._stance.__exit__(None, None, None)
+
+
+uncompiled = Uncompiled()

@@ -25,7 +25,14 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from dhp_safe_fa import _recognized
-from dhp_safe_fa._at_work import default, default_multi_head, entered, entries, set_default
+from dhp_safe_fa._at_work import (
+    default,
+    default_multi_head,
+    entered,
+    entries,
+    set_default,
+    uncompiled,
+)
 from dhp_safe_fa._recognized import (
     FLEX,
     FUSED,
@@ -89,6 +96,7 @@ class Policy(TorchFunctionMode):
     name: ClassVar[str]
     serves: ClassVar[bool]  # dhp runs what it supports
     refuses: ClassVar[bool]  # the rest is an error
+    over_ranks: ClassVar[bool] = False  # what it serves it spreads over ranks: policies inside leave calls to it
     # torch.compile tells modes apart by their type, hence a class each: a graph is never reused under another policy.
 
     def __init__(self) -> None:
@@ -181,9 +189,12 @@ class Policy(TorchFunctionMode):
     ) -> Tensor:
         reason = why_not(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
         self._refuse_or_note(query, key, reason, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
-        if self.serves and reason is None:
-            return serve(query, key, value, is_causal, scale)
+        if self.serves and reason is None and not any(policy.over_ranks for policy in _outside()):
+            return self._serve(query, key, value, is_causal, scale)
         return torch_sdpa(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+
+    def _serve(self, query: Tensor, key: Tensor, value: Tensor, is_causal: bool, scale: float | None) -> Tensor:
+        return serve(query, key, value, is_causal, scale)
 
     def _attend_with_heads(self, query: Tensor, key: Tensor, *args: Any, **kwargs: Any) -> Any:
         """F.multi_head_attention_forward, which nn.MultiheadAttention and nn.TransformerEncoderLayer call."""
@@ -220,7 +231,7 @@ class Policy(TorchFunctionMode):
         """A call was not served; here nothing."""
 
 
-class _Secure(Policy):
+class Secure(Policy):
     name, serves, refuses = "secure", True, True
 
     def _begin(self) -> None:
@@ -249,22 +260,12 @@ class _Hybrid(Policy):
 
 class _Audit(Policy):
     name, serves, refuses = "audit", False, False
-    # While an audit is open anywhere, compiled functions run uncompiled: a graph would hide its calls.
-    _audits = 0
-    _stance: Any = None
 
     def _begin(self) -> None:
-        with _lock:
-            if _Audit._audits == 0:
-                _Audit._stance = torch.compiler.set_stance("force_eager")
-                _Audit._stance.__enter__()
-            _Audit._audits += 1
+        uncompiled.begin()
 
     def _end(self) -> None:
-        with _lock:
-            _Audit._audits -= 1
-            if _Audit._audits == 0:
-                _Audit._stance.__exit__(None, None, None)
+        uncompiled.end()
 
     def __torch_function__(
         self, func: Callable[..., Any], types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -274,7 +275,7 @@ class _Audit(Policy):
         return super().__torch_function__(func, types, args, kwargs)
 
 
-_POLICIES: dict[str, type[Policy]] = {kind.name: kind for kind in (_Secure, _Hybrid, _Audit)}
+_POLICIES: dict[str, type[Policy]] = {kind.name: kind for kind in (Secure, _Hybrid, _Audit)}
 
 
 def _level_of_caller() -> int:

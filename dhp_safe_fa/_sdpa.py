@@ -6,6 +6,7 @@ Both take the arguments of torch.nn.functional.scaled_dot_product_attention, and
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -13,6 +14,8 @@ from torch import Tensor
 from dhp_safe_fa import _inspect
 from dhp_safe_fa._operator.schema import AUTOCAST, CPU_MAX_HEAD_DIM, DTYPES, HALVES
 from dhp_safe_fa._ops import attention
+
+Attend = Callable[..., Tensor]
 
 # NVIDIA's number for Hopper; the kernels are its machine code.
 HOPPER = (9, 0)
@@ -57,16 +60,18 @@ def sdpa(
     return serve(query, key, value, is_causal, scale)
 
 
-def serve(query: Tensor, key: Tensor, value: Tensor, is_causal: bool, scale: float | None) -> Tensor:
-    """The call itself, for arguments that :func:`why_not` has no objection to."""
+def serve(
+    query: Tensor, key: Tensor, value: Tensor, is_causal: bool, scale: float | None, attend: Attend = attention
+) -> Tensor:
+    """The call itself, for arguments that :func:`why_not` has no objection to, by a function like attention."""
     rank = query.dim()
     if rank == 4:
-        return attention(query, key, value, is_causal=is_causal, scale=scale)
+        return attend(query, key, value, is_causal=is_causal, scale=scale)
     if rank < 4:
         q, k, v = (t[(None,) * (4 - rank)] for t in (query, key, value))
     else:
         q, k, v = (t.flatten(0, rank - 4) for t in (query, key, value))
-    return attention(q, k, v, is_causal=is_causal, scale=scale).reshape(query.shape)
+    return attend(q, k, v, is_causal=is_causal, scale=scale).reshape(query.shape)
 
 
 def why_not(

@@ -78,8 +78,8 @@ class _Checks:
             if tensor.dim() != 3 or any(tensor.size(dim) != q.size(dim) for dim in range(3)):
                 expected = f"{list(q.shape[:3])}, one number for each query row"
                 self.refuse(f"{name}: shape {list(tensor.shape)}; expected {expected}")
-            if tensor.dtype != _row_dtype(q):
-                expected = str(_row_dtype(q)).removeprefix("torch.")
+            if tensor.dtype != row_dtype(q):
+                expected = str(row_dtype(q)).removeprefix("torch.")
                 self.refuse(f"{name}: dtype {_dtype(tensor)}; expected {expected}")
 
 
@@ -87,11 +87,11 @@ def _dtype(tensor: Tensor) -> str:
     return str(tensor.dtype).removeprefix("torch.")
 
 
-def _row_dtype(q: Tensor) -> torch.dtype:
+def row_dtype(q: Tensor) -> torch.dtype:
     return torch.float64 if q.dtype == torch.float64 else torch.float32
 
 
-def _check(q: Tensor, k: Tensor, v: Tensor, *given: Any, **named: Any) -> None:
+def check(q: Tensor, k: Tensor, v: Tensor, *given: Any, **named: Any) -> None:
     options: dict[str, Any] = DEFAULTS | dict(zip(DEFAULTS, given, strict=False)) | named
     checks = _Checks("attention")
     checks.given("[B, H, S, D]", q=q, k=k, v=v)
@@ -102,14 +102,14 @@ def _check(q: Tensor, k: Tensor, v: Tensor, *given: Any, **named: Any) -> None:
 
 @torch.library.register_fake("dhp::attention", lib=LIBRARY)  # type: ignore[untyped-decorator]
 def _attention(q: Tensor, k: Tensor, v: Tensor, *options: object, **named: object) -> Tensor:
-    _check(q, k, v, *options, **named)
+    check(q, k, v, *options, **named)
     return torch.empty_like(q)
 
 
 @torch.library.register_fake("dhp::attention_lse", lib=LIBRARY)  # type: ignore[untyped-decorator]
 def _attention_lse(q: Tensor, k: Tensor, v: Tensor, *options: object, **named: object) -> tuple[Tensor, Tensor]:
-    _check(q, k, v, *options, **named)
-    return torch.empty_like(q), q.new_empty(q.shape[:3], dtype=_row_dtype(q))
+    check(q, k, v, *options, **named)
+    return torch.empty_like(q), q.new_empty(q.shape[:3], dtype=row_dtype(q))
 
 
 @torch.library.register_fake(f"dhp::{BACKWARD}", lib=LIBRARY)  # type: ignore[untyped-decorator]

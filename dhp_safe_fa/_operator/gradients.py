@@ -32,6 +32,10 @@ def _refuse_forward_mode(operator: str) -> NoReturn:
     refuse(operator, "forward-mode differentiation (jvp, dual numbers) does not exist; supported: reverse mode")
 
 
+def refuse_double_backward() -> NoReturn:
+    refuse(BACKWARD, "gradients of gradients (double backward) do not exist; supported: one backward pass")
+
+
 # What the names of the classes below begin with: by them, as names of autograd's nodes, policies know whose attention a
 # backward pass differentiates.
 NODES = "DhpAttention"
@@ -75,7 +79,7 @@ class DhpAttentionGradients(_SingleLevelFunction):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> NoReturn:
-        refuse(BACKWARD, "gradients of gradients (double backward) do not exist; supported: one backward pass")
+        refuse_double_backward()
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> NoReturn:

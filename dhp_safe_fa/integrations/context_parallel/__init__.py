@@ -1,0 +1,238 @@
+"""Attention over a sequence that lies spread over ranks ("context parallel"), by torch.distributed.
+
+    from dhp_safe_fa.integrations.context_parallel import ContextParallel
+
+    parallel = ContextParallel(mesh, balanced=True)
+    mine, positions = parallel.shard(tokens, dim=1), parallel.positions(tokens.shape[1])
+    with parallel.policy():                          # every SDPA call of an unmodified model, or an error
+        model(mine, positions)
+
+Every row of the result and of the gradients has the bits that it has in one process, however many ranks there are and
+wherever the sequence is cut. docs/distributed.md says what travels, and how much memory that takes.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+
+from dhp_safe_fa._operator import fake
+from dhp_safe_fa._operator.schema import AUTOCAST
+from dhp_safe_fa._policy import Policy
+from dhp_safe_fa.integrations.context_parallel.agreement import DTYPES, Fact, agree, dtype_fact, refuse, yes_or_no
+from dhp_safe_fa.integrations.context_parallel.arriving import Arriving
+from dhp_safe_fa.integrations.context_parallel.attention import Call, DhpAttentionOverRanks, computing
+from dhp_safe_fa.integrations.context_parallel.placement import Chunk, chunks, chunks_held
+from dhp_safe_fa.integrations.context_parallel.unmodified import OverRanks
+
+__all__ = ["ContextParallel"]
+
+
+class ContextParallel:
+    """Attention over sequences of which each rank holds a part.
+
+    Args:
+        ranks: a ProcessGroup, a DeviceMesh of one dimension, or None for all processes. One rank is enough.
+        balanced: each rank holds two chunks of a sequence, r and 2n - 1 - r of 2n, and all compute alike under a causal
+            mask; else one chunk each, in order, of any lengths. Torch's context_parallel places rows likewise (balanced
+            unless told otherwise).
+        heads_at_once: how many key heads a rank gathers at a time, each with its query heads; None for all. Changes no
+            bit. The next heads travel while the present ones are computed.
+
+    Memory of a rank beside its shards, for S positions in all, in elements: 2 B S D of each key head gathered; in the
+    backward 3 B S D of each of its query heads, and two numbers a query row. Two such steps are there at a time where
+    there is more than one.
+
+    Raises:
+        RuntimeError: torch.distributed is not initialised, the mesh has several dimensions, this process is not in it,
+            or heads_at_once is not positive.
+    """
+
+    def __init__(
+        self,
+        ranks: dist.ProcessGroup | DeviceMesh | None = None,
+        *,
+        balanced: bool = False,
+        heads_at_once: int | None = None,
+    ) -> None:
+        if isinstance(ranks, DeviceMesh):
+            if ranks.ndim != 1:
+                raise RuntimeError(
+                    f"ContextParallel: ranks: a mesh of {ranks.ndim} dimensions; supported: one, as mesh['name'] gives"
+                )
+            ranks = ranks.get_group()
+        group = dist.group.WORLD if ranks is None else ranks
+        if group is None:
+            raise RuntimeError("ContextParallel: ranks: None, and torch.distributed is not initialised")
+        if dist.get_rank(group) < 0:
+            raise RuntimeError("ContextParallel: ranks: a group that this process is no member of")
+        if heads_at_once is not None and heads_at_once < 1:
+            raise RuntimeError(f"ContextParallel: heads_at_once: {heads_at_once}; supported: 1 or more, or None")
+        self._group = group
+        self._balanced = balanced
+        self._heads_at_once = heads_at_once
+
+    # ---- placement --------------------------------------------------------------------------------------------------
+
+    def _own(self, length: int) -> list[Chunk]:
+        rank = dist.get_rank(self._group)
+        return [c for c in chunks(length, dist.get_world_size(self._group), self._balanced) if c.rank == rank]
+
+    def shard(self, whole: Tensor, dim: int) -> Tensor:
+        """What this rank holds of a tensor that every rank has whole. Nothing travels; differentiable.
+
+        Lengths need not be divisible: the first chunks are a row longer than the others.
+        """
+        return torch.cat([whole.narrow(dim, c.start, c.stop - c.start) for c in self._own(whole.shape[dim])], dim)
+
+    def positions(self, length: int, device: torch.device | str | None = None) -> Tensor:
+        """Positions of the rows that this rank holds of a sequence of this length, int64."""
+        return self.shard(torch.arange(length, device=device), 0)
+
+    def unshard(self, local: Tensor, dim: int) -> Tensor:
+        """The whole of what every rank holds a part of, on every rank, detached: for results, not for a loss.
+
+        Raises:
+            RuntimeError: on every rank, where shapes (but for dim) or dtypes differ, or the lengths are not balanced.
+        """
+        if local.dtype not in DTYPES or local.dim() > 8:
+            refuse("unshard", f"local: {local.dtype}, rank {local.dim()}; supported: real dtypes, up to 8 dimensions")
+        local, dim = local.detach(), range(local.dim())[dim]
+        facts = [
+            dtype_fact("local: dtype", local.dtype),
+            yes_or_no("balanced:", self._balanced),
+            Fact("local: rank", local.dim()),
+            Fact("dim:", dim),
+            *(Fact(f"local: size of dimension {i}", size) for i, size in enumerate(local.shape) if i != dim),
+        ]
+        lengths = agree(self._group, local.device, "unshard", facts, [local.shape[dim]])
+        return Arriving(self._group, self._chunks("unshard", "local", [of[0] for of in lengths]), local, dim).wait()
+
+    def _chunks(self, call: str, name: str, lengths: list[int]) -> list[Chunk]:
+        try:
+            return chunks_held(lengths, self._balanced)
+        except ValueError as error:
+            refuse(call, f"{name}: {error}")
+
+    # ---- attention --------------------------------------------------------------------------------------------------
+
+    def attention(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        is_causal: bool = False,
+        scale: float | None = None,
+        causal_offset: int = 0,
+    ) -> Tensor:
+        """:func:`dhp_safe_fa.attention` of the whole sequences, for the local queries.
+
+        All ranks call it, in the same order, and run its backward, too. What has to agree is compared first; that waits
+        for the device once.
+
+        Args:
+            q: local queries, [B, Hq, rows, D]; every rank may have another number of rows, also none.
+            k, v: local keys and values, [B, Hk, rows, D]; not necessarily as many as queries.
+            is_causal, scale, causal_offset: as for :func:`dhp_safe_fa.attention`, positions counted over all ranks.
+
+        Returns:
+            [B, Hq, rows, D], q's dtype. Differentiable, once and in reverse mode; the loss is the sum over all ranks.
+
+        Raises:
+            RuntimeError: on every rank, for arguments that attention refuses or that differ between ranks, before
+                anything is computed. Errors of torch.distributed, where a rank is gone or later than its time-out.
+        """
+        return self._run("attention", q, k, v, is_causal, scale, causal_offset)[0]
+
+    def attention_lse(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        is_causal: bool = False,
+        scale: float | None = None,
+        causal_offset: int = 0,
+    ) -> tuple[Tensor, Tensor]:
+        """:meth:`attention`, and lse of the local queries, [B, Hq, rows], as of :func:`dhp_safe_fa.attention_lse`."""
+        return self._run("attention_lse", q, k, v, is_causal, scale, causal_offset)
+
+    def policy(self) -> Policy:
+        """Every call of ``scaled_dot_product_attention`` inside the block, in this thread, runs over the ranks.
+
+        As ``dhp_safe_fa.policy("secure")``, which may be at work, too, inside or outside of it: a call is served or
+        refused, and what that one refuses is refused here. is_causal counts from the first row of the first rank.
+        Compiled functions run uncompiled meanwhile, in every thread.
+        """
+        return OverRanks(self.attention)
+
+    def _run(
+        self, name: str, q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float | None, causal_offset: int
+    ) -> tuple[Tensor, Tensor]:
+        q, k, v = (_cast(t) for t in (q, k, v))
+        try:
+            _check(q, k, v, is_causal, scale, causal_offset)
+        except RuntimeError:
+            agree(self._group, q.device, name, [], [], refused=True)
+            raise
+        recorded = [torch.is_grad_enabled() and t.requires_grad for t in (q, k, v)]
+        facts = [
+            Fact("q: batch", q.shape[0]),
+            Fact("q: heads", q.shape[1]),
+            Fact("q: head_dim", q.shape[3]),
+            dtype_fact("q: dtype", q.dtype),
+            Fact("k: heads", k.shape[1]),
+            yes_or_no("is_causal:", is_causal),
+            Fact("scale:", _bits(scale), _number),
+            Fact("causal_offset:", causal_offset),
+            yes_or_no("balanced:", self._balanced),
+            Fact("heads_at_once:", self._heads_at_once or k.shape[1]),
+            *(yes_or_no(f"{n}: requires_grad", need) for n, need in zip("qkv", recorded, strict=True)),
+        ]
+        lengths = agree(self._group, q.device, name, facts, [q.shape[2], k.shape[2]])
+        queries, keys = zip(*lengths, strict=True)
+        call = Call(
+            self._group,
+            self._chunks(name, "q", list(queries)),
+            self._chunks(name, "k", list(keys)),
+            self._heads_at_once or k.shape[1],
+            is_causal,
+            scale,
+            causal_offset,
+            with_lse=name == "attention_lse",
+        )
+        with computing():
+            out, lse = DhpAttentionOverRanks.apply(call, q, k, v)  # type: ignore[no-untyped-call]
+        return out, lse
+
+
+def _cast(tensor: Tensor) -> Tensor:
+    """By autocast's rule for the operators."""
+    on = tensor.device.type
+    cast = torch.is_autocast_enabled(on) and tensor.dtype in AUTOCAST
+    return tensor.to(torch.get_autocast_dtype(on)) if cast else tensor
+
+
+def _check(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float | None, causal_offset: int) -> None:
+    for name, tensor in (("q", q), ("k", k), ("v", v)):
+        if isinstance(tensor, DTensor):
+            refuse("attention", f"{name}: a DTensor; supported: the local shard, a plain tensor, as to_local() gives")
+    fake.check(q, k, v, is_causal, scale, causal_offset)
+
+
+def _bits(scale: float | None) -> int:
+    """A scale as an integer; NaN, which no call has, for None."""
+    (bits,) = struct.unpack("<q", struct.pack("<d", math.nan if scale is None else scale))
+    return int(bits)
+
+
+def _number(bits: int) -> str:
+    (scale,) = struct.unpack("<d", struct.pack("<q", bits))
+    return "None" if math.isnan(scale) else f"{scale:g}"

@@ -1,0 +1,84 @@
+"""What all ranks have to give alike: compared before anything else travels, so that a mistake is an error on every rank
+and neither a wrong result nor a wait for whoever went another way.
+
+A call sends a row of integers and receives those of the others. A rank that has refused its arguments sends that, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, NoReturn
+
+import torch
+import torch.distributed as dist
+
+# What a row has room for: the widest call sends seventeen numbers.
+WORDS = 24
+# The first numbers of a row.
+CALLS = ("attention", "attention_lse", "unshard")
+# Dtypes travel as their place here.
+DTYPES = (
+    *(torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.bool),
+    *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8),
+)
+
+
+class Fact(NamedTuple):
+    """A number that is the same on all ranks, what it is, and how a message shows it."""
+
+    what: str
+    value: int
+    show: Callable[[int], str] = str
+
+
+def dtype_fact(what: str, dtype: torch.dtype) -> Fact:
+    return Fact(what, DTYPES.index(dtype), lambda place: str(DTYPES[place]).removeprefix("torch."))
+
+
+def yes_or_no(what: str, value: bool) -> Fact:
+    return Fact(what, int(value), lambda number: str(bool(number)))
+
+
+def refuse(call: str, sentence: str) -> NoReturn:
+    raise RuntimeError(f"ContextParallel.{call}: {sentence}")
+
+
+def agree(
+    group: dist.ProcessGroup,
+    device: torch.device,
+    call: str,
+    facts: Sequence[Fact],
+    lengths: Sequence[int],
+    refused: bool = False,
+) -> list[list[int]]:
+    """Compares the facts, and returns the lengths of every rank.
+
+    Args:
+        group, device: who takes part, and where its backend expects tensors.
+        call: one of CALLS.
+        facts: the same on all ranks; none if refused.
+        lengths: what may differ.
+        refused: this rank has an error to raise; it does so after this.
+
+    Raises:
+        RuntimeError: on every rank, if a fact differs, another call was made, or another rank refused its arguments.
+    """
+    rank, ranks = dist.get_rank(group), dist.get_world_size(group)
+    mine = [int(refused), CALLS.index(call), *(fact.value for fact in facts), *lengths]
+    row = torch.tensor(mine + [0] * (WORDS - len(mine)), device=device)
+    gathered = list(row.new_empty(ranks, WORDS).unbind())
+    dist.all_gather(gathered, row, group=group)
+    rows: list[list[int]] = torch.stack(gathered).tolist()
+    if refused:
+        return []
+    for other, theirs in enumerate(rows):
+        if theirs[0]:
+            refuse(call, f"rank {other} refused its arguments, with an error of its own")
+        if theirs[1] != mine[1]:
+            refuse(call, f"called here, on rank {rank}, while rank {other} called {CALLS[theirs[1]]}")
+        for fact, value in zip(facts, theirs[2:], strict=False):
+            if value != fact.value:
+                here, there = fact.show(fact.value), fact.show(value)
+                sentence = f"{here} here, on rank {rank}, and {there} on rank {other}; all ranks must give the same"
+                refuse(call, f"{fact.what} {sentence}")
+    return [theirs[2 + len(facts) :][: len(lengths)] for theirs in rows]

@@ -1,0 +1,175 @@
+"""Attention of local queries over everybody's keys, and its derivative.
+
+No sum crosses a call of the operators: a query row is computed by its rank over all keys, a key's gradients by the
+key's rank over all queries. So every row has the bits that it has in one process (contracts C5 and C10).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NoReturn
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from dhp_safe_fa._operator.fake import row_dtype
+from dhp_safe_fa._operator.gradients import refuse_double_backward
+from dhp_safe_fa._ops import attention_lse
+from dhp_safe_fa.integrations.context_parallel.arriving import Arriving, one_ahead
+from dhp_safe_fa.integrations.context_parallel.placement import Chunk
+
+_attention_backward = torch.ops.dhp.attention_backward.default
+_threads = threading.local()
+
+
+@contextlib.contextmanager
+def computing() -> Iterator[None]:
+    """In this thread, inside the block, the operators are called by what knows of the other ranks."""
+    _threads.computing = True
+    try:
+        yield
+    finally:
+        _threads.computing = False
+
+
+def is_computing() -> bool:
+    return getattr(_threads, "computing", False)
+
+
+@dataclass(frozen=True)
+class Call:
+    """What a call is beside its tensors, the same on all ranks.
+
+    Attributes:
+        queries, keys: chunks of the whole sequences.
+        heads_at_once: key heads whose keys and values a rank holds at a time.
+        with_lse: lse is a result, and has a gradient.
+    """
+
+    group: dist.ProcessGroup
+    queries: list[Chunk]
+    keys: list[Chunk]
+    heads_at_once: int
+    is_causal: bool
+    scale: float | None
+    causal_offset: int
+    with_lse: bool
+
+    def own(self, chunks: list[Chunk]) -> list[Chunk]:
+        rank = dist.get_rank(self.group)
+        return [chunk for chunk in chunks if chunk.rank == rank]
+
+    def heads(self, q: Tensor, k: Tensor) -> Iterator[tuple[slice, slice]]:
+        """Query heads and key heads of one step after the other."""
+        group = q.shape[1] // k.shape[1]
+        for first in range(0, k.shape[1], self.heads_at_once):
+            last = min(first + self.heads_at_once, k.shape[1])
+            yield slice(first * group, last * group), slice(first, last)
+
+    def options(self, moved: int) -> tuple[bool, float | None, int]:
+        """Those of an operator whose first query comes so much later than the first key, against the whole call's."""
+        return self.is_causal, self.scale, self.causal_offset + moved if self.is_causal else 0
+
+    def start(self, chunks: list[Chunk], *tensors: Tensor) -> list[Arriving]:
+        return [Arriving(self.group, chunks, tensor) for tensor in tensors]
+
+
+class DhpAttentionOverRanks(torch.autograd.Function):
+    """(out, lse) of the local queries."""
+
+    @staticmethod
+    def forward(ctx: Any, call: Call, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        out, lse = torch.empty_like(q), q.new_empty(q.shape[:3], dtype=row_dtype(q))
+        steps = list(call.heads(q, k))
+        gathered = one_ahead(partial(call.start, call.keys, k[:, keys], v[:, keys]) for _, keys in steps)
+        for (heads, _), arriving in zip(steps, gathered, strict=True):
+            all_k, all_v = (each.wait() for each in arriving)
+            for chunk in call.own(call.queries):
+                is_causal, scale, offset = call.options(chunk.start)
+                here = (slice(None), heads, chunk.local)
+                out[here], lse[here] = attention_lse(
+                    q[here], all_k, all_v, is_causal=is_causal, scale=scale, causal_offset=offset
+                )
+            del all_k, all_v  # before the step after next is started
+        ctx.call = call
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(q, k, v, out, lse)
+        return out, lse
+
+    @staticmethod
+    def backward(ctx: Any, grad_out: Tensor | None, grad_lse: Tensor | None) -> Any:
+        """Of a loss that is the sum of what the ranks make of their rows: on every rank, or the others wait for it."""
+        call: Call = ctx.call
+        q, k, v, out, lse = ctx.saved_tensors
+        # What is not used here may be used on another rank, which cannot know.
+        grad_out = torch.zeros_like(out) if grad_out is None else grad_out
+        of_queries = [q, grad_out, out, lse]
+        if call.with_lse:
+            of_queries.append(torch.zeros_like(lse) if grad_lse is None else grad_lse)
+        found = DhpAttentionOverRanksGradients.apply(call, ctx.needs_input_grad[1:], k, v, *of_queries)  # type: ignore[no-untyped-call]
+        return None, *found
+
+
+class DhpAttentionOverRanksGradients(torch.autograd.Function):
+    """(dq, dk, dv) of the local queries and keys, None where not needed; they cannot be differentiated once more."""
+
+    @staticmethod
+    def forward(
+        _ctx: Any, call: Call, needed: tuple[bool, ...], k: Tensor, v: Tensor, *of_queries: Tensor
+    ) -> tuple[Tensor | None, ...]:
+        q = of_queries[0]
+        dq, dk, dv = (torch.empty_like(t) if need else None for t, need in zip((q, k, v), needed, strict=True))
+        starts, steps = [], []
+        for heads, keys in call.heads(q, k):
+            if dq is not None:
+                starts.append(partial(call.start, call.keys, k[:, keys], v[:, keys]))
+                steps.append(partial(_query_gradients, call, dq, heads, of_queries))
+            if dk is not None or dv is not None:
+                starts.append(partial(call.start, call.queries, *(t[:, heads] for t in of_queries)))
+                steps.append(partial(_key_gradients, call, dk, dv, keys, (k, v)))
+        for step, arriving in zip(steps, one_ahead(starts), strict=True):
+            step([each.wait() for each in arriving])
+        return dq, dk, dv
+
+    @staticmethod
+    def backward(_ctx: Any, *_gradients: Tensor) -> NoReturn:
+        refuse_double_backward()
+
+
+def _query_gradients(
+    call: Call, dq: Tensor, heads: slice, of_queries: tuple[Tensor, ...], keys_and_values: list[Tensor]
+) -> None:
+    """dq of the local queries in these heads, over all keys and values."""
+    for chunk in call.own(call.queries):
+        here = (slice(None), heads, chunk.local)
+        q, grad_out, out, lse, *grad_lse = (t[here] for t in of_queries)
+        only_dq = (*(grad_lse or (None,)), True, False, False)
+        dq[here], _, _ = _attention_backward(
+            grad_out, q, *keys_and_values, out, lse, *call.options(chunk.start), *only_dq
+        )
+
+
+def _key_gradients(
+    call: Call,
+    dk: Tensor | None,
+    dv: Tensor | None,
+    heads: slice,
+    keys_and_values: tuple[Tensor, Tensor],
+    of_queries: list[Tensor],
+) -> None:
+    """dk and dv, where they are needed, of the local keys in these heads, over all queries."""
+    q, grad_out, out, lse, *grad_lse = of_queries
+    needed = (*(grad_lse or (None,)), False, dk is not None, dv is not None)
+    for chunk in call.own(call.keys):
+        here = (slice(None), heads, chunk.local)
+        k, v = (t[here] for t in keys_and_values)
+        _, of_k, of_v = _attention_backward(grad_out, q, k, v, out, lse, *call.options(-chunk.start), *needed)
+        if dk is not None:
+            dk[here] = of_k
+        if dv is not None:
+            dv[here] = of_v

@@ -1,0 +1,187 @@
+"""What ranks do not agree on is refused on every one of them, and a rank that is gone or late is an error on the others
+within torch.distributed's time-out."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from harness import same_bits
+from processes import Processes
+from torch.distributed.tensor import DTensor, Shard, init_device_mesh
+
+import dhp_safe_fa
+from dhp_safe_fa.integrations.context_parallel import ContextParallel
+
+# ---- ranks that do not agree ----------------------------------------------------------------------------------------
+
+GOOD: dict[str, Any] = {
+    "batch": 2, "heads": 4, "key_heads": 2, "queries": 8, "keys": 8, "head_dim": 16, "dtype": torch.bfloat16,
+    "v_keys": 0, "balanced": True, "heads_at_once": None, "records": "", "name": "attention",
+}  # fmt: skip
+
+# What rank 1 gives instead, and what every rank, or every other one, then says.
+MISTAKES: list[tuple[dict[str, Any], str]] = [
+    ({"batch": 3}, "q: batch 2 here, on rank 0, and 3 on rank 1; all ranks must give the same"),
+    ({"heads": 6}, "q: heads 4 here, on rank 0, and 6 on rank 1"),
+    ({"key_heads": 4}, "k: heads 2 here, on rank 0, and 4 on rank 1"),
+    ({"head_dim": 8}, "q: head_dim 16 here, on rank 0, and 8 on rank 1"),
+    ({"dtype": torch.float16}, "q: dtype bfloat16 here, on rank 0, and float16 on rank 1"),
+    ({"is_causal": True}, "is_causal: False here, on rank 0, and True on rank 1"),
+    ({"scale": 0.5}, "scale: None here, on rank 0, and 0.5 on rank 1"),
+    ({"balanced": False}, "balanced: True here, on rank 0, and False on rank 1"),
+    ({"heads_at_once": 1}, "heads_at_once: 2 here, on rank 0, and 1 on rank 1"),
+    ({"records": "v"}, "v: requires_grad False here, on rank 0, and True on rank 1"),
+    ({"name": "attention_lse"}, "called here, on rank 0, while rank 1 called attention_lse"),
+    ({"v_keys": 1}, "rank 1 refused its arguments, with an error of its own"),
+    ({"causal_offset": 1}, "rank 1 refused its arguments, with an error of its own"),
+    ({"queries": 9}, "q: [8, 9"),
+    ({"keys": 7}, "k: [8, 7"),
+]
+OWN_ERRORS = {
+    "v_keys": "v: shape [2, 2, 9, 16] differs from k's [2, 2, 8, 16]",
+    "causal_offset": "causal_offset: 1 without is_causal",
+}
+
+
+def call(device: str, given: dict[str, Any]) -> object:
+    given = dict(given)
+    batch, heads, key_heads, queries, keys, head_dim, dtype, v_keys, balanced, heads_at_once, records, name = (
+        given.pop(argument) for argument in GOOD
+    )
+    shapes = {"q": (heads, queries), "k": (key_heads, keys), "v": (key_heads, keys + v_keys)}
+    q, k, v = (
+        torch.ones(batch, h, s, head_dim, dtype=dtype, device=device, requires_grad=n in records)
+        for n, (h, s) in shapes.items()
+    )
+    return getattr(ContextParallel(balanced=balanced, heads_at_once=heads_at_once), name)(q, k, v, **given)
+
+
+def disagreements(device: str) -> None:
+    rank = dist.get_rank()
+    for change, expected in MISTAKES:
+        given = GOOD | change if rank == 1 else GOOD
+        own = OWN_ERRORS.get(next(iter(change))) if rank == 1 else None
+        with pytest.raises(RuntimeError) as error:
+            call(device, given)
+        if own is not None:
+            assert own in str(error.value)
+        elif rank != 1:
+            sentence = expected.replace("on rank 0", f"on rank {rank}")
+            assert str(error.value).startswith(f"ContextParallel.attention: {sentence}"), str(error.value)
+    call(device, GOOD)  # nobody is a step behind
+
+
+def test_what_ranks_do_not_agree_on(processes: Processes) -> None:
+    processes.run(disagreements)
+
+
+def shards_that_do_not_fit(device: str) -> None:
+    rank = dist.get_rank()
+    parallel = ContextParallel()
+    for mine, expected in (
+        (torch.zeros(3, 2 + (rank == 1)), "local: size of dimension 1 "),
+        (torch.zeros(3, dtype=torch.int32 if rank == 1 else torch.int64), "local: dtype int"),
+        (torch.zeros((3, 1) if rank == 1 else (3,)), "local: rank "),
+    ):
+        with pytest.raises(RuntimeError, match=f"ContextParallel.unshard: {expected}"):
+            parallel.unshard(mine.to(device), 0)
+
+
+def test_unshard_of_what_does_not_fit(processes: Processes) -> None:
+    processes.run(shards_that_do_not_fit)
+
+
+def arguments_of_one_process(device: str) -> None:
+    """Refused on every rank alike."""
+    count = dist.get_world_size()
+    mesh = init_device_mesh(device, (count,))
+    q = torch.ones(1, 1, 4, 16, device=device, dtype=torch.float16)
+    with pytest.raises(RuntimeError, match="q: a DTensor; supported: the local shard"):
+        ContextParallel(mesh).attention(DTensor.from_local(q, mesh, [Shard(2)]), q, q)
+    with pytest.raises(RuntimeError, match="q: rank 3; expected 4 dimensions"):
+        ContextParallel(mesh).attention(q[0], q, q)
+    with pytest.raises(RuntimeError, match="a mesh of 2 dimensions; supported: one"):
+        ContextParallel(init_device_mesh(device, (1, count)))
+    with pytest.raises(RuntimeError, match="heads_at_once: 0; supported: 1 or more, or None"):
+        ContextParallel(mesh, heads_at_once=0)
+    with pytest.raises(RuntimeError, match="gradients of gradients"):
+        q = q.detach().requires_grad_()
+        (dq,) = torch.autograd.grad(ContextParallel(mesh).attention(q, q, q).sum(), q, create_graph=True)
+        dq.sum().backward()
+    other = dist.new_group([0])
+    if dist.get_rank() != 0:
+        with pytest.raises(RuntimeError, match="a group that this process is no member of"):
+            ContextParallel(other)
+
+
+def test_arguments(processes: Processes) -> None:
+    processes.run(arguments_of_one_process)
+
+
+def test_without_torch_distributed() -> None:
+    with pytest.raises(RuntimeError, match="ranks: None, and torch"):
+        ContextParallel()
+
+
+# ---- ranks that fail ------------------------------------------------------------------------------------------------
+
+# NCCL's watchdog ends the process instead, from which no test returns: gloo alone.
+PATIENCE = 2.0  # seconds
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Processes]:
+    running = Processes(2, "cpu", tmp_path_factory.mktemp("pair"))
+    yield running
+    running.end()
+
+
+def late(device: str, in_backward: bool) -> None:
+    group = dist.new_group(timeout=datetime.timedelta(seconds=PATIENCE))
+    parallel = ContextParallel(group)
+    q = torch.ones(1, 1, 4, 16, device=device, requires_grad=True)
+    out = parallel.attention(q, q, q)
+    assert same_bits(out.detach(), dhp_safe_fa.attention(q, q, q).detach())
+    if dist.get_rank() == 1:
+        time.sleep(4 * PATIENCE)
+    start = time.monotonic()
+    with pytest.raises(RuntimeError, match=r"[Tt]imed out|[Cc]onnection"):
+        if in_backward:
+            out.sum().backward()
+        else:
+            parallel.attention(q, q, q)
+    assert q.grad is None
+    assert time.monotonic() - start < 4 * PATIENCE, "before the other one comes"
+
+
+@pytest.mark.parametrize("in_backward", [False, True], ids=["forward", "backward"])
+def test_a_late_rank(pair: Processes, in_backward: bool) -> None:
+    pair.run(late, in_backward)
+
+
+def deserted(device: str) -> None:
+    parallel = ContextParallel()
+    q = torch.ones(1, 1, 4, 16, device=device, requires_grad=True)
+    out = parallel.attention(q, q, q)
+    if dist.get_rank() == 1:
+        os._exit(1)
+    with pytest.raises(RuntimeError, match=r"[Cc]onnection|[Tt]imed out"):
+        out.sum().backward()
+    with pytest.raises(RuntimeError, match=r"[Cc]onnection|[Tt]imed out"):
+        parallel.attention(q, q, q)
+
+
+def test_a_rank_that_dies(pair: Processes) -> None:
+    """Last of this file: there is one rank less from then on."""
+    start = time.monotonic()
+    pair.begin(deserted)
+    assert pair.outcome(0) is None
+    assert pair.outcome(1) == "died"
+    assert time.monotonic() - start < 30
