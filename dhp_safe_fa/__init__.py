@@ -7,7 +7,7 @@
         model(tokens)
 
 Importing the package registers ``torch.ops.dhp.attention`` and ``torch.ops.dhp.attention_lse``. Imported on request:
-``dhp_safe_fa.integrations.transformers`` and ``dhp_safe_fa.integrations.dtensor``.
+``dhp_safe_fa.integrations.transformers``, ``.dtensor`` and ``.context_parallel``.
 """
 
 from dhp_safe_fa._ops import attention, attention_lse

@@ -204,6 +204,26 @@ def test_autocast(processes: Processes) -> None:
     processes.run(under_autocast)
 
 
+def in_a_compiled_function(device: str) -> None:
+    torch.compiler.reset()
+    parallel = ContextParallel()
+
+    def function(q: Tensor) -> Tensor:
+        return parallel.attention(2 * q, q, q, is_causal=True) + 1
+
+    q = torch.randn(1, 2, 9, 16, device=device).half().requires_grad_()
+    expected = torch.autograd.grad(function(q).sum(), q)
+    compiled = torch.compile(function, backend="aot_eager")
+    assert same_bits(compiled(q).detach(), function(q).detach())
+    assert same_bits(torch.autograd.grad(compiled(q).sum(), q)[0], expected[0])
+    with pytest.raises(torch._dynamo.exc.Unsupported, match="ContextParallel waits for other ranks"):
+        torch.compile(function, fullgraph=True)(q)
+
+
+def test_compiled(processes: Processes) -> None:
+    processes.run(in_a_compiled_function)
+
+
 # ---- a few heads at a time ------------------------------------------------------------------------------------------
 
 

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from harness import Target, qkv, same_bits
-from processes import Processes
+from processes import Processes, first
 from torch import Tensor
 from torch.distributed.tensor import init_device_mesh
 from torch.distributed.tensor.experimental import context_parallel
@@ -139,6 +139,39 @@ def placed_by_torch(device: str) -> None:
 
 def test_torchs_placement(processes: Processes) -> None:
     processes.run(placed_by_torch)
+
+
+def through_llama(device: str) -> None:
+    """transformers' sdpa, which needs to be told the positions."""
+    if first(2) is None:
+        return
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(7)
+    sizes = {"vocab_size": 100, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "attn_implementation": "sdpa"}
+    model = LlamaForCausalLM(LlamaConfig(**sizes, **heads)).eval()
+    model = model.to(device, torch.float16 if device == "cuda" else torch.float32)
+    ids = torch.randint(100, (1, 41)).to(device)
+    with torch.no_grad():
+        whole = model(ids).logits
+        for balanced in (False, True):
+            parallel = ContextParallel(first(2), balanced=balanced)
+            where = parallel.positions(41, device)[None]
+            with parallel.policy() as policy:
+                mine = model(parallel.shard(ids, dim=1), position_ids=where, use_cache=True).logits
+                assert sum(policy.calls.values()) == 2
+                if balanced:  # positions that jump are packed sequences to transformers, if there is no cache
+                    reason = "attn_mask: given" if dist.get_rank() == 0 else "rank 0 refused its arguments"
+                    with pytest.raises(RuntimeError, match=reason):
+                        model(parallel.shard(ids, dim=1), position_ids=where, use_cache=False)
+            torch.testing.assert_close(
+                mine, parallel.shard(whole, dim=1), rtol=1e-3, atol=1e-2 if device == "cuda" else 1e-5
+            )
+
+
+def test_llama(processes: Processes) -> None:
+    processes.run(through_llama)
 
 
 # ---- refused --------------------------------------------------------------------------------------------------------

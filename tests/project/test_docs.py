@@ -15,6 +15,7 @@ PAGES = [path for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.m
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
 def test_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)  # a block may write files
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")  # or start a group of processes, also without a network
     text = page.read_text()
     namespace: dict[str, object] = {"__name__": page.stem}
     for block in BLOCK.finditer(text):

@@ -15,6 +15,8 @@ from __future__ import annotations
 
 import math
 import struct
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -32,6 +34,15 @@ from dhp_safe_fa.integrations.context_parallel.placement import Chunk, chunks, c
 from dhp_safe_fa.integrations.context_parallel.unmodified import OverRanks
 
 __all__ = ["ContextParallel"]
+
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+
+def _uncompiled(method: Method) -> Method:
+    """Compiled functions are cut in two around what depends on the numbers of other ranks."""
+    reason = "ContextParallel waits for other ranks; supported: without fullgraph=True"
+    uncompiled: Method = torch.compiler.disable(method, reason=reason)
+    return uncompiled
 
 
 class ContextParallel:
@@ -95,6 +106,7 @@ class ContextParallel:
         """Positions of the rows that this rank holds of a sequence of this length, int64."""
         return self.shard(torch.arange(length, device=device), 0)
 
+    @_uncompiled
     def unshard(self, local: Tensor, dim: int) -> Tensor:
         """The whole of what every rank holds a part of, on every rank, detached: for results, not for a loss.
 
@@ -171,8 +183,13 @@ class ContextParallel:
         refused, and what that one refuses is refused here. is_causal counts from the first row of the first rank.
         Compiled functions run uncompiled meanwhile, in every thread.
         """
-        return OverRanks(self.attention)
+        return OverRanks(self.attention, lambda query: self._tell_refused("attention", query))
 
+    def _tell_refused(self, name: str, q: Tensor) -> None:
+        """Instead of a call: the other ranks, which make it, get an error at once."""
+        agree(self._group, q.device, name, [], [], refused=True)
+
+    @_uncompiled
     def _run(
         self, name: str, q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float | None, causal_offset: int
     ) -> tuple[Tensor, Tensor]:
@@ -180,7 +197,7 @@ class ContextParallel:
         try:
             _check(q, k, v, is_causal, scale, causal_offset)
         except RuntimeError:
-            agree(self._group, q.device, name, [], [], refused=True)
+            self._tell_refused(name, q)
             raise
         recorded = [torch.is_grad_enabled() and t.requires_grad for t in (q, k, v)]
         facts = [

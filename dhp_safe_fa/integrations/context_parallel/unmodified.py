@@ -14,6 +14,12 @@ from dhp_safe_fa._recognized import OURS
 from dhp_safe_fa._sdpa import Attend, serve
 from dhp_safe_fa.integrations.context_parallel.attention import is_computing
 
+DTENSOR_REASON = (
+    "query: a DTensor, as inside of torch's context_parallel, which does not say in which order it placed the rows; "
+    "supported: local shards as plain tensors, also those that torch's function has left behind (no_restore_buffers), "
+    "if this block begins after its block"
+)
+
 
 class OverRanks(Secure):
     """policy("secure") whose attention spans ranks: what it cannot serve would attend to the local shard alone.
@@ -23,9 +29,9 @@ class OverRanks(Secure):
 
     name, over_ranks = "context_parallel", True
 
-    def __init__(self, attend: Attend) -> None:
+    def __init__(self, attend: Attend, tell_refused: Callable[[Tensor], None]) -> None:
         super().__init__()
-        self._attend_over_ranks = attend
+        self._attend_over_ranks, self._tell_refused = attend, tell_refused
 
     def refuse(self, reason: str) -> None:
         raise RuntimeError(f"ContextParallel.policy: {reason}")
@@ -52,12 +58,13 @@ class OverRanks(Secure):
 
     def _attend(self, torch_sdpa: Callable[..., Tensor], query: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         if isinstance(query, DTensor):
-            self.refuse(
-                "query: a DTensor, as inside of torch's context_parallel, which does not say in which order it placed "
-                "the rows; supported: local shards as plain tensors, also those that torch's function has left behind "
-                "(no_restore_buffers), if this block begins after its block"
-            )
+            self.refuse(DTENSOR_REASON)
         return super()._attend(torch_sdpa, query, *args, **kwargs)
+
+    def _refuse_or_note(self, query: Tensor, key: Tensor, reason: str | None, *others: Any) -> None:
+        if reason is not None:
+            self._tell_refused(query)
+        super()._refuse_or_note(query, key, reason, *others)
 
     def _serve(self, query: Tensor, key: Tensor, value: Tensor, is_causal: bool, scale: float | None) -> Tensor:
         return serve(query, key, value, is_causal, scale, self._attend_over_ranks)
