@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import datetime
 import os
+import re
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -82,6 +83,21 @@ def test_what_ranks_do_not_agree_on(processes: Processes) -> None:
     processes.run(disagreements)
 
 
+def different_backwards(device: str) -> None:
+    rank = dist.get_rank()
+    q, k, v = (torch.ones(1, 1, 8, 16, dtype=torch.float16, device=device, requires_grad=True) for _ in range(3))
+    parallel = ContextParallel()
+    one, two = (parallel.attention(q, k, v).sum() for _ in range(2))
+    with pytest.raises(RuntimeError, match="backward: of call number"):
+        torch.autograd.grad(two if rank == 1 else one, (q, k, v), retain_graph=True)
+    torch.autograd.grad(one, (q,) if rank == 1 else (q, k, v), retain_graph=True)  # makes no difference
+    torch.autograd.grad(one + two, (q, k, v))
+
+
+def test_different_backwards(processes: Processes) -> None:
+    processes.run(different_backwards)
+
+
 def shards_that_do_not_fit(device: str) -> None:
     rank = dist.get_rank()
     parallel = ContextParallel()
@@ -133,7 +149,8 @@ def test_without_torch_distributed() -> None:
 # ---- ranks that fail ------------------------------------------------------------------------------------------------
 
 # NCCL's watchdog ends the process instead, from which no test returns: gloo alone.
-PATIENCE = 2.0  # seconds
+PATIENCE = 3.0  # seconds
+FAILED = re.compile("timed out|connection|timeout", re.I)  # gloo's words
 
 
 @pytest.fixture(scope="module")
@@ -143,27 +160,25 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Processes]:
     running.end()
 
 
-def late(device: str, in_backward: bool) -> None:
-    group = dist.new_group(timeout=datetime.timedelta(seconds=PATIENCE))
-    parallel = ContextParallel(group)
+def late(device: str) -> None:
+    dist.barrier()  # both have started: groups need that within their time-out, too
+    first, second = (ContextParallel(dist.new_group(timeout=datetime.timedelta(seconds=PATIENCE))) for _ in range(2))
     q = torch.ones(1, 1, 4, 16, device=device, requires_grad=True)
-    out = parallel.attention(q, q, q)
-    assert same_bits(out.detach(), dhp_safe_fa.attention(q, q, q).detach())
+    outs = [parallel.attention(q, q, q) for parallel in (first, second)]
+    assert same_bits(outs[0].detach(), dhp_safe_fa.attention(q, q, q).detach())
+    start = time.monotonic()
     if dist.get_rank() == 1:
         time.sleep(4 * PATIENCE)
-    start = time.monotonic()
-    with pytest.raises(RuntimeError, match=r"[Tt]imed out|[Cc]onnection"):
-        if in_backward:
-            out.sum().backward()
-        else:
-            parallel.attention(q, q, q)
+    with pytest.raises(RuntimeError, match=FAILED):
+        first.attention(q, q, q)
+    with pytest.raises(RuntimeError, match=FAILED):
+        outs[1].sum().backward()
     assert q.grad is None
-    assert time.monotonic() - start < 4 * PATIENCE, "before the other one comes"
+    assert dist.get_rank() == 1 or time.monotonic() - start < 4 * PATIENCE, "before the other one comes"
 
 
-@pytest.mark.parametrize("in_backward", [False, True], ids=["forward", "backward"])
-def test_a_late_rank(pair: Processes, in_backward: bool) -> None:
-    pair.run(late, in_backward)
+def test_a_late_rank(pair: Processes) -> None:
+    pair.run(late)
 
 
 def deserted(device: str) -> None:
@@ -172,9 +187,9 @@ def deserted(device: str) -> None:
     out = parallel.attention(q, q, q)
     if dist.get_rank() == 1:
         os._exit(1)
-    with pytest.raises(RuntimeError, match=r"[Cc]onnection|[Tt]imed out"):
+    with pytest.raises(RuntimeError, match=FAILED):
         out.sum().backward()
-    with pytest.raises(RuntimeError, match=r"[Cc]onnection|[Tt]imed out"):
+    with pytest.raises(RuntimeError, match=FAILED):
         parallel.attention(q, q, q)
 
 

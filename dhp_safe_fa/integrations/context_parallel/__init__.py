@@ -88,6 +88,7 @@ class ContextParallel:
         self._group = group
         self._balanced = balanced
         self._heads_at_once = heads_at_once
+        self._calls = 0
 
     # ---- placement --------------------------------------------------------------------------------------------------
 
@@ -146,8 +147,8 @@ class ContextParallel:
     ) -> Tensor:
         """:func:`dhp_safe_fa.attention` of the whole sequences, for the local queries.
 
-        All ranks call it, in the same order, and run its backward, too. What has to agree is compared first; that waits
-        for the device once.
+        All ranks call it, in the same order, and run its backward, too. What has to agree is compared before either;
+        that waits for the device.
 
         Args:
             q: local queries, [B, Hq, rows, D]; every rank may have another number of rows, also none.
@@ -224,7 +225,9 @@ class ContextParallel:
             scale,
             causal_offset,
             with_lse=name == "attention_lse",
+            number=self._calls,
         )
+        self._calls += 1
         with computing():
             out, lse = DhpAttentionOverRanks.apply(call, q, k, v)  # type: ignore[no-untyped-call]
         return out, lse

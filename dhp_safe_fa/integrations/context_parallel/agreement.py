@@ -15,7 +15,7 @@ import torch.distributed as dist
 # What a row has room for: the widest call sends seventeen numbers.
 WORDS = 24
 # The first numbers of a row.
-CALLS = ("attention", "attention_lse", "unshard")
+CALLS = ("attention", "attention_lse", "unshard", "backward")
 # Dtypes travel as their place here.
 DTYPES = (
     *(torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.bool),

@@ -20,6 +20,7 @@ from torch import Tensor
 from dhp_safe_fa._operator.fake import row_dtype
 from dhp_safe_fa._operator.gradients import refuse_double_backward
 from dhp_safe_fa._ops import attention_lse
+from dhp_safe_fa.integrations.context_parallel.agreement import Fact, agree
 from dhp_safe_fa.integrations.context_parallel.arriving import Arriving, one_ahead
 from dhp_safe_fa.integrations.context_parallel.placement import Chunk
 
@@ -49,6 +50,7 @@ class Call:
         queries, keys: chunks of the whole sequences.
         heads_at_once: key heads whose keys and values a rank holds at a time.
         with_lse: lse is a result, and has a gradient.
+        number: how many calls came before it.
     """
 
     group: dist.ProcessGroup
@@ -59,6 +61,7 @@ class Call:
     scale: float | None
     causal_offset: int
     with_lse: bool
+    number: int
 
     def own(self, chunks: list[Chunk]) -> list[Chunk]:
         rank = dist.get_rank(self.group)
@@ -106,13 +109,14 @@ class DhpAttentionOverRanks(torch.autograd.Function):
         """Of a loss that is the sum of what the ranks make of their rows: on every rank, or the others wait for it."""
         call: Call = ctx.call
         q, k, v, out, lse = ctx.saved_tensors
+        agree(call.group, q.device, "backward", [Fact("of call number", call.number)], [])
         # What is not used here may be used on another rank, which cannot know.
         grad_out = torch.zeros_like(out) if grad_out is None else grad_out
         of_queries = [q, grad_out, out, lse]
         if call.with_lse:
             of_queries.append(torch.zeros_like(lse) if grad_lse is None else grad_lse)
-        found = DhpAttentionOverRanksGradients.apply(call, ctx.needs_input_grad[1:], k, v, *of_queries)  # type: ignore[no-untyped-call]
-        return None, *found
+        gradients = DhpAttentionOverRanksGradients.apply(call, ctx.needs_input_grad[1:], k, v, *of_queries)  # type: ignore[no-untyped-call]
+        return None, *gradients
 
 
 class DhpAttentionOverRanksGradients(torch.autograd.Function):
