@@ -8,7 +8,7 @@ PYTHON3 ?= python3
 TORCH ?= torch==2.13.0
 
 HAS_TORCH := $(shell $(PYTHON3) -c "from importlib.metadata import version; print(tuple(map(int, version('torch').split('.')[:2])) >= (2, 10))" 2>/dev/null)
-HAS_TOOLS := $(shell $(PYTHON3) -c "import importlib.util as u; print(all(map(u.find_spec, 'setuptools pytest xdist hypothesis transformers rich matplotlib numpy'.split())))" 2>/dev/null)
+HAS_TOOLS := $(shell $(PYTHON3) -c "import importlib.util as u; print(all(map(u.find_spec, 'setuptools pytest xdist hypothesis transformers accelerate rich matplotlib numpy'.split())))" 2>/dev/null)
 ifeq ($(HAS_TORCH)$(HAS_TOOLS),TrueTrue)
   PYTHON := $(PYTHON3)
 else

@@ -1,14 +1,13 @@
-"""Attention on DTensors in two processes: which placements run without communication, and that every one is right, of
-results and of gradients."""
+"""Attention on DTensors in two processes, and four: which placements run without communication, and that every one is
+right, of results and of gradients."""
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
+import launch
+import pytest
 import torch
-import torch.distributed as dist
-import torch.multiprocessing as multiprocessing
 from harness import same_bits
 
 import dhp_safe_fa
@@ -18,17 +17,9 @@ PROCESSES = 2
 CAUSAL = {"is_causal": True, "scale": 0.3, "causal_offset": 2}
 
 
-def worker(rank: int, folder: str) -> None:
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo"  # a machine without a network has this one
-    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=PROCESSES)
-    try:
-        check_placements()
-        check_gradients()
-        dist.barrier()
-    finally:
-        dist.destroy_process_group()
-    # Without the interpreter's end: a thread of torch's that is still there then aborts the process (seen once).
-    os._exit(0)
+def check() -> None:
+    check_placements()
+    check_gradients()
 
 
 def check_placements() -> None:
@@ -106,4 +97,33 @@ def check_gradients() -> None:
 
 
 def test_two_processes(tmp_path: Path) -> None:
-    multiprocessing.start_processes(worker, (str(tmp_path),), nprocs=PROCESSES, start_method="spawn")
+    launch.run(check, PROCESSES, tmp_path)
+
+
+def check_two_dimensions() -> None:
+    """Batch over one dimension of the mesh and heads over the other: silent where all ranks divide the key heads."""
+    from torch.distributed.tensor import Shard, distribute_tensor, init_device_mesh
+    from torch.distributed.tensor.debug import CommDebugMode
+
+    mesh = init_device_mesh("cpu", (2, 2))
+    rng = torch.Generator().manual_seed(7)
+    for query_heads, key_heads, silent in ((8, 4, True), (4, 2, False)):
+        q = torch.randn(3, query_heads, 5, 16, generator=rng)
+        leaves = [q, *torch.randn(2, 3, key_heads, 7, 16, generator=rng)]
+        sharded = [distribute_tensor(t, mesh, [Shard(0), Shard(1)]).requires_grad_() for t in leaves]
+        leaves = [t.requires_grad_() for t in leaves]
+        want = dhp_safe_fa.attention(*leaves, **CAUSAL)
+        want.square().sum().backward()
+        with CommDebugMode() as communication:
+            got = dhp_safe_fa.attention(*sharded, **CAUSAL)
+        assert (communication.get_total_counts() == 0) == silent
+        got.square().sum().backward()
+        assert same_bits(got.full_tensor(), want)
+        for one, other in zip(sharded, leaves, strict=True):
+            assert one.grad is not None and other.grad is not None
+            assert same_bits(one.grad.full_tensor(), other.grad)
+
+
+@pytest.mark.long
+def test_two_dimensions(tmp_path: Path) -> None:
+    launch.run(check_two_dimensions, 4, tmp_path)
