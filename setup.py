@@ -6,13 +6,14 @@
 
 Needs a C and a C++ compiler and torch >= 2.10 (its headers). With nvcc the GPU kernels are built too; without it the
 package is CPU-only and says so. A wheel also carries what a checkout has beside the package: the planted leaks of the
-gate, compiled, and the policy and evidence of audits/.
+gate, compiled, and the policy and evidence of audits/. What a build says of itself is build_record.py's.
 """
 
 from __future__ import annotations
 
 import importlib.util
 import json
+import platform
 import re
 import shutil
 import sys
@@ -20,13 +21,16 @@ import types
 from pathlib import Path
 from typing import Any
 
+import setuptools
 from setuptools import Extension, setup
+from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 from setuptools.command.build_py import build_py
 
 ROOT = Path(__file__).resolve().parent
 sys.path[:0] = [str(ROOT), str(ROOT / "csrc" / "kernels")]
 import build_cubins as kernels  # noqa: E402
+import build_record  # noqa: E402
 from build_backend import REQUIREMENT, find_torch  # noqa: E402
 
 VERSION = re.findall(r'"(.+)"', (ROOT / "dhp_safe_fa" / "_version.py").read_text())[-1]
@@ -61,6 +65,20 @@ class BuildPython(build_py):
         super().run()
 
 
+class Wheel(bdist_wheel):
+    """Lists the wheel's components in .dist-info/sboms. An editable wheel is written before there are any."""
+
+    def write_wheelfile(self, wheelfile_base: str, *generator: str) -> None:
+        super().write_wheelfile(wheelfile_base, *generator)
+        built = Path(str(self.bdist_dir)) / "dhp_safe_fa" / build_record.PROVENANCE
+        if built.is_file():
+            requires: list[str] = getattr(self.distribution, "install_requires", [])
+            folder = Path(wheelfile_base) / "sboms"
+            folder.mkdir()
+            components = build_record.sbom(json.loads(built.read_text()), requires)
+            build_record.write(components, folder / build_record.SBOM)
+
+
 class Build(build_ext):
     """Cubins first, then the three libraries in order; each links the first by a path relative to itself."""
 
@@ -84,7 +102,7 @@ class Build(build_ext):
             core.include_dirs.append(str(kernels.toolkit_root(nvcc) / "include"))
         version = kernels.nvcc_version(nvcc) if nvcc else ""
         self.extensions[2].define_macros.append(("DHP_NVCC_VERSION", f'"{version}"'))
-        self.bind_sources()
+        sources = self.bind_sources()
 
         shim = self.extensions[1]
         include = [*pybind11_include(), str(torch / "include")]
@@ -96,8 +114,27 @@ class Build(build_ext):
         super().run()
         if not self.inplace:
             self.pack_audits(Path(self.build_lib) / "dhp_safe_fa", has_kernels=nvcc is not None)
+        tools = {
+            "nvcc": version or None,
+            "cc": build_record.compiler(self.compiler.compiler_so[0]),
+            "c++": build_record.compiler(self.compiler.compiler_so_cxx[0]),
+            "python": platform.python_version(),
+            "setuptools": setuptools.__version__,
+            "torch": build_record.torch_version(torch),
+            "pybind11": build_record.pybind11_version(include),
+        }
+        self.write_provenance(sources, tools, has_kernels=nvcc is not None)
 
-    def bind_sources(self) -> None:
+    def write_provenance(self, sources: dict[str, str], tools: dict[str, str | None], has_kernels: bool) -> None:
+        """Into the package of a wheel; of a build in place, into build/ (dhp_safe_fa/verify.py)."""
+        package = ROOT / "dhp_safe_fa" if self.inplace else Path(self.build_lib) / "dhp_safe_fa"
+        libraries = [package / Path(self.get_ext_filename(each.name)).name for each in self.extensions]
+        cubins = (ROOT / "build" / "cubins").glob("*.cubin") if has_kernels else ()
+        evidence = ROOT / "audits" / "evidence.json"
+        written = build_record.provenance(ROOT, VERSION, libraries, cubins, evidence, sources, tools)
+        build_record.write(written, (ROOT / "build" if self.inplace else package) / build_record.PROVENANCE)
+
+    def bind_sources(self) -> dict[str, str]:
         """The build says what it was made of. All libraries are made anew whenever that changes, by their contents and
         not by their files' times, or the one that says it would speak for others."""
         sources = gates_module("provenance").of_sources(ROOT)
@@ -109,6 +146,7 @@ class Build(build_ext):
             extension.depends.append(str(written.relative_to(ROOT)))
         macros = {"DHP_SOURCES_DIGEST": sources["all"], "DHP_LAUNCH_DIGEST": sources["launch"]}
         self.extensions[2].define_macros += [(name, f'"{value}"') for name, value in macros.items()]
+        return dict(sources)
 
     def pack_audits(self, package: Path, has_kernels: bool) -> None:
         """What a checkout reads from audits/ and tests/controls/ goes into the package."""
@@ -147,7 +185,7 @@ DEPENDS = ["setup.py", *(str(path.relative_to(ROOT)) for path in sorted((ROOT / 
 
 setup(
     version=VERSION,
-    cmdclass={"build_ext": Build, "build_py": BuildPython},
+    cmdclass={"bdist_wheel": Wheel, "build_ext": Build, "build_py": BuildPython},
     ext_modules=[
         Extension(
             "dhp_safe_fa.libdhp_fa",

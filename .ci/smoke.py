@@ -37,6 +37,11 @@ report = subprocess.run([sys.executable, "-m", "dhp_safe_fa"], capture_output=Tr
 print(report)
 assert f"{len(kernels) or 'no'} GPU kernels" in report
 
+for command in (["-m", "dhp_safe_fa", "--verify"], ["-I", str(package / "verify.py")]):
+    verified = subprocess.run([sys.executable, *command], capture_output=True, text=True)
+    assert verified.returncode == 0, verified.stdout + verified.stderr
+print(*verified.stdout.splitlines()[-2:], sep=": ")
+
 found = evidence.find()
 assert found is not None and found.is_relative_to(package), "the package does not find the evidence that it carries"
 print(evidence.status().line())

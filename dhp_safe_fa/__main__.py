@@ -1,4 +1,5 @@
-"""python -m dhp_safe_fa: what was built, what this machine can run, and whether the evidence is about this build."""
+"""python -m dhp_safe_fa: what was built, what this machine can run, and whether the evidence is about this build.
+--verify: whether what is installed is what was built (verify.py)."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from typing import Any
 
 import torch
 
-from dhp_safe_fa import __version__, _inspect
+from dhp_safe_fa import __version__, _inspect, verify
 from dhp_safe_fa._operator.schema import CPU_MAX_HEAD_DIM
 from dhp_safe_fa._sdpa import unsupported_gpu
 
@@ -74,13 +75,28 @@ def lines(found: dict[str, Any]) -> list[str]:
     return out
 
 
+def verified(package: Path) -> list[verify.Check]:
+    """What is compared without loading anything, and then what this process has loaded."""
+    from dhp_safe_fa.gates import provenance
+
+    sources = provenance.built_and_here()
+    cubins = {str(kernel["name"]): _inspect.cubin(kernel["name"]) for kernel in _inspect.kernels()}
+    return [*verify.files(package), *verify.loaded(package, cubins, str(sources["built"]), sources["here"])]
+
+
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m dhp_safe_fa", description="What was built, what this machine can run, and what was shown of it."
     )
     parser.add_argument("--version", action="version", version=__version__)
     parser.add_argument("--json", action="store_true", help="print one JSON object instead")
+    parser.add_argument(
+        "--verify", action="store_true", help="hash what is installed again: is it what was built? exit code 0 or 1"
+    )
     found_options = parser.parse_args(arguments)
+    if found_options.verify:
+        package = Path(__file__).resolve().parent
+        return verify.show(verified(package), package, found_options.json)
     found = report()
     print(json.dumps(found, indent=2) if found_options.json else "\n".join(lines(found)))
     return 0

@@ -51,7 +51,11 @@ def _load() -> None:
         )
     if tuple(map(int, torch.__version__.split(".")[:2])) < OLDEST_TORCH:  # would end in an undefined symbol
         raise ImportError(f"torch {torch.__version__}; supported: 2.10 and newer. Run `pip install 'torch>=2.10'`.")
-    torch.ops.load_library(str(path))
+    try:
+        torch.ops.load_library(str(path))
+    except OSError as error:
+        verify = Path(__file__).parents[1] / "verify.py"
+        raise ImportError(f"{error}. `python {verify}` says whether the files are those that were built.") from error
 
 
 _load()

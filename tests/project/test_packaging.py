@@ -5,7 +5,8 @@
 
 from __future__ import annotations
 
-import importlib.util
+import hashlib
+import json
 import os
 import re
 import subprocess
@@ -13,9 +14,9 @@ import sys
 import tarfile
 import zipfile
 from pathlib import Path
-from types import ModuleType
 
 import pytest
+from loading import load
 
 import dhp_safe_fa
 from dhp_safe_fa import evidence
@@ -23,14 +24,6 @@ from dhp_safe_fa import evidence
 ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = ["audits", "benchmarks", "csrc", "dhp_safe_fa", "docs", "tests", ".ci"]
 FILES = ["*.md", "*.py", "*.toml", "*.in", "Dockerfile", "LICENSE", "Makefile", ".clang-format", ".*ignore"]
-
-
-def load(path: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 check_wheel = load(ROOT / ".ci" / "check_wheel.py")
@@ -146,10 +139,21 @@ def test_shim_leads_to_the_stream_of_any_torch() -> None:
         ("tests/conftest.py", b"", "tests/conftest.py: outside the package"),
         ("dhp_safe_fa/more.so", b"\0/home/somebody/torch/lib\0", "names a folder of the machine that built it"),
         ("dhp_safe_fa/libdhp_fa.so", b".nv.info", "dhp_safe_fa/gates/planted/manifest.json: missing"),
+        ("dhp_safe_fa/libdhp_torch.so", b"patched", "libdhp_torch.so: not as dhp_safe_fa/provenance.json says"),
+        ("dhp_safe_fa/more.so", b"", "dhp_safe_fa/more.so: dhp_safe_fa/provenance.json does not name it"),
+        ("dhp_safe_fa/libdhp_fa.so", b"", "one: the library does not hold this cubin"),
+        ("dhp_safe_fa/more.so", b"", "sboms/dhp_safe_fa.cdx.json: does not list every library and cubin"),
     ],
 )
 def test_a_bad_wheel_is_caught(tmp_path: Path, name: str, content: bytes, sentence: str) -> None:
+    empty = hashlib.sha256(b"").hexdigest()
+    provenance = {
+        "libraries": {"libdhp_fa.so": empty, "libdhp_torch.so": empty},
+        "kernels": {"one": {"sha256": hashlib.sha256(b"cubin").hexdigest(), "offset": 0, "size": 5}},
+        "evidence": None,
+    }
     files = {"dhp_safe_fa/libdhp_fa.so": b"", "dhp_safe_fa/libdhp_torch.so": b"", name: content}
+    files["dhp_safe_fa/provenance.json"] = json.dumps(provenance).encode()
     record = "dhp_safe_fa-1.dist-info/RECORD"
     path = tmp_path / "bad.whl"
     with zipfile.ZipFile(path, "w") as wheel:
@@ -187,6 +191,26 @@ def test_import_beside_an_old_torch_says_what_to_do() -> None:
     code = "import torch; torch.__version__ = '2.9.1'; import dhp_safe_fa"
     result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert "ImportError: torch 2.9.1; supported: 2.10 and newer. Run `pip install 'torch>=2.10'`." in result.stderr
+
+
+def test_torch_to_build_against_can_be_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "version.py").write_text("__version__ = '2.11.0'\n")
+    monkeypatch.setenv("DHP_SAFE_FA_TORCH", str(tmp_path))
+    assert build_backend.find_torch() == tmp_path
+    monkeypatch.setenv("DHP_SAFE_FA_TORCH", str(tmp_path / "none"))
+    with pytest.raises(SystemExit, match=r"DHP_SAFE_FA_TORCH=.*none: holds no torch>=2.10"):
+        build_backend.find_torch()
+
+
+def test_a_python_that_is_not_found_is_an_error(tmp_path: Path) -> None:
+    before = set(ROOT.glob("dist*"))
+    result = subprocess.run(
+        [str(ROOT / ".ci" / "package")], capture_output=True, text=True,
+        env={**os.environ, "PYTHON": sys.executable, "PYTHONS": f"{sys.executable} 3.99 {tmp_path}/python"},
+    )  # fmt: skip
+    assert result.returncode == 1
+    assert result.stderr.startswith(f"no interpreter found for: 3.99 {tmp_path}/python (looked for pythonX.Y in PATH")
+    assert set(ROOT.glob("dist*")) == before
 
 
 # ---- version ----------------------------------------------------------------------------------------------------
