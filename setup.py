@@ -22,8 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import setuptools
-from setuptools import Extension, setup
-from setuptools.command.bdist_wheel import bdist_wheel
+from setuptools import Command, Extension, setup
 from setuptools.command.build_ext import build_ext
 from setuptools.command.build_py import build_py
 
@@ -63,20 +62,6 @@ class BuildPython(build_py):
         if not self.editable_mode:
             shutil.rmtree(Path(self.build_lib) / "dhp_safe_fa", ignore_errors=True)
         super().run()
-
-
-class Wheel(bdist_wheel):
-    """Lists the wheel's components in .dist-info/sboms. An editable wheel is written before there are any."""
-
-    def write_wheelfile(self, wheelfile_base: str, *generator: str) -> None:
-        super().write_wheelfile(wheelfile_base, *generator)
-        built = Path(str(self.bdist_dir)) / "dhp_safe_fa" / build_record.PROVENANCE
-        if built.is_file():
-            requires: list[str] = getattr(self.distribution, "install_requires", [])
-            folder = Path(wheelfile_base) / "sboms"
-            folder.mkdir()
-            components = build_record.sbom(json.loads(built.read_text()), requires)
-            build_record.write(components, folder / build_record.SBOM)
 
 
 class Build(build_ext):
@@ -180,12 +165,33 @@ class Build(build_ext):
         return str(build_ext.get_ext_filename(self, name))
 
 
+COMMANDS: dict[str, type[Command]] = {"build_ext": Build, "build_py": BuildPython}
+
+if importlib.util.find_spec("setuptools.command.bdist_wheel"):  # a build in place does without, by an older setuptools
+    from setuptools.command.bdist_wheel import bdist_wheel
+
+    class Wheel(bdist_wheel):
+        """Lists the wheel's components in .dist-info/sboms. An editable wheel is written before there are any."""
+
+        def write_wheelfile(self, wheelfile_base: str, *generator: str) -> None:
+            super().write_wheelfile(wheelfile_base, *generator)
+            built = Path(str(self.bdist_dir)) / "dhp_safe_fa" / build_record.PROVENANCE
+            if built.is_file():
+                requires: list[str] = getattr(self.distribution, "install_requires", [])
+                folder = Path(wheelfile_base) / "sboms"
+                folder.mkdir()
+                components = build_record.sbom(json.loads(built.read_text()), requires)
+                build_record.write(components, folder / build_record.SBOM)
+
+    COMMANDS["bdist_wheel"] = Wheel
+
+
 # What else an extension is built anew for: its flags are in this file.
 DEPENDS = ["setup.py", *(str(path.relative_to(ROOT)) for path in sorted((ROOT / "csrc").rglob("*.h")))]
 
 setup(
     version=VERSION,
-    cmdclass={"bdist_wheel": Wheel, "build_ext": Build, "build_py": BuildPython},
+    cmdclass=COMMANDS,
     ext_modules=[
         Extension(
             "dhp_safe_fa.libdhp_fa",
