@@ -15,10 +15,7 @@
 #include "tile_rows.h"
 #include "tile_scores.h"
 
-enum {
-  FEW = DHP_CPU_FEW_ROWS,
-  AHEAD = 16 /* keys: a row of k or v is asked for so long before it is used that it comes from memory in time */
-};
+enum { FEW = DHP_CPU_FEW_ROWS };
 
 /* Where the queries' rows are expected; zeros for rows that are not there, and behind a row up to a whole vector. */
 static void read_few(const dhp_cpu_rows *rows, float factor, dhp_cpu_scratch *scratch) {
@@ -31,12 +28,6 @@ static void read_few(const dhp_cpu_rows *rows, float factor, dhp_cpu_scratch *sc
     for (int d = 0; d < width; d += LANES)
       store(scratch->k[i] + d, load(scratch->k[i] + d) * factors);
   }
-}
-
-/* Asks for the cache lines of a row; reads nothing, and so may reach behind a tensor. 64: bytes of a line. */
-DHP_CT void prefetch(const char *from, int size) {
-  for (int i = 0; i < size; i += 64)
-    __builtin_prefetch(from + i);
 }
 
 /* ---- scores ----------------------------------------------------------------------------------------------------- */
