@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import setuptools
-from setuptools import Command, Extension, setup
+from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 from setuptools.command.build_py import build_py
 
@@ -165,7 +165,7 @@ class Build(build_ext):
         return str(build_ext.get_ext_filename(self, name))
 
 
-COMMANDS: dict[str, type[Command]] = {"build_ext": Build, "build_py": BuildPython}
+COMMANDS: dict[str, Any] = {"build_ext": Build, "build_py": BuildPython}
 
 if importlib.util.find_spec("setuptools.command.bdist_wheel"):  # a build in place does without, by an older setuptools
     from setuptools.command.bdist_wheel import bdist_wheel
