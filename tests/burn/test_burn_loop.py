@@ -363,7 +363,7 @@ def test_a_planted_leak_is_rejected_before_it_is_timed(tmp_path: Path) -> None:
     copy = tmp_path / "copy"
     ignore = shutil.ignore_patterns(".git", ".venv", "burn", "__pycache__", ".*cache", ".exp", "benchmarks", "docs")
     copy.mkdir()
-    for name in ("csrc", "build", "audits", "setup.py", "build_backend.py", "pyproject.toml"):
+    for name in ("csrc", "build", "audits", "setup.py", "build_backend.py", "build_record.py", "pyproject.toml"):
         source = keeping.ROOT / name
         if source.is_dir():
             shutil.copytree(source, copy / name, ignore=ignore)
