@@ -72,9 +72,14 @@ dhp_status dhp_check_arguments(const dhp_attention *args, dhp_error *error) {
     return dhp_fail(error, DHP_UNSUPPORTED, "%s: sequence length %lld; supported: up to %d",
                     q->size[2] > MAX_SEQLEN ? "q" : "k", (long long)(q->size[2] > MAX_SEQLEN ? q->size[2] : k->size[2]),
                     MAX_SEQLEN);
-  if (!args->is_causal && args->causal_offset != 0)
+  if (args->is_windowed && (args->window_left < -1 || args->window_right < -1))
     return dhp_fail(error, DHP_INVALID_ARGUMENT,
-                    "causal_offset: %lld without is_causal; supported: 0, or is_causal=True with it",
+                    "window: (%lld, %lld); supported: on each side -1 (no bound) or a number of keys, not negative",
+                    (long long)args->window_left, (long long)args->window_right);
+  if (!args->is_causal && !args->is_windowed && args->causal_offset != 0)
+    return dhp_fail(error, DHP_INVALID_ARGUMENT,
+                    "causal_offset: %lld without is_causal or a window; supported: 0, or is_causal=True or a window "
+                    "with it",
                     (long long)args->causal_offset);
   if (!isfinite((float)args->scale) || args->scale < 0.)
     return dhp_fail(error, DHP_INVALID_ARGUMENT, "scale: %g; supported: finite and not negative", args->scale);

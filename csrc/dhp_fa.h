@@ -6,7 +6,8 @@
  *     out[b,h,i,:] = sum_j softmax_j(scale * <q[b,h,i,:], k[b,h/G,j,:]>) * v[b,h/G,j,:],   G = Hq / Hk
  *     lse[b,h,i]   = log sum_j exp(scale * <q[b,h,i,:], k[b,h/G,j,:]>)
  *
- * over the keys j that query i may see: all, or (causal) j <= i + causal_offset.
+ * over the keys j that query i may see: all, or (causal) j <= i + causal_offset, or those in a window around
+ * i + causal_offset.
  *
  * Public: everything in these structs (pointers, sizes, strides, dtypes, flags, scale). Secret: what the
  * pointers of q, k and v lead to. Plain structs, no torch type, no CUDA type; no function keeps a pointer
@@ -72,6 +73,8 @@ typedef struct dhp_attention {
   double scale;          /* >= 0; finite, also as the float32 in which all but float64 calls use it */
   int is_causal;         /* 0: every key is visible; 1: key j is visible to query i iff j <= i + causal_offset */
   int64_t causal_offset; /* 0 is torch SDPA's alignment, Sk - Sq is FlashAttention's */
+  int is_windowed; /* 1: key j is visible to query i only if -window_left <= j - i - causal_offset <= window_right */
+  int64_t window_left, window_right; /* >= 0; -1: no bound on that side */
 } dhp_attention;
 
 /*

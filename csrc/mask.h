@@ -3,8 +3,8 @@
  *
  * Every mask is a band of the scores: query i sees key j iff lowest <= j - i <= highest. So the keys that a row sees
  * are a half-open range [first, last), and from a row to the next neither end moves back. A kernel may rely on these
- * two properties; what else it relies on (GPU: that every range begins at key 0) it has to ask for, and refuse a mask
- * that has it not. So a new mask is a new way to choose lowest and highest, here.
+ * two properties; what else it relies on (GPU: that every range begins at key 0, so no window) it has to ask for, and
+ * refuse a call that has it not. So a new mask is a new way to choose lowest and highest, here.
  */
 #ifndef DHP_MASK_H
 #define DHP_MASK_H
@@ -31,20 +31,28 @@ static inline dhp_mask dhp_mask_band(int64_t queries, int64_t keys, int64_t lowe
                     .highest = dhp_clamp(highest, -queries, keys)};
 }
 
+/*
+ * The mask of a call of these lengths whose diagonal, j - i = offset, is where causal rows end and windows are counted
+ * from. A bound that int64 cannot hold is none.
+ */
+static inline dhp_mask dhp_mask_along(const dhp_attention *args, int64_t queries, int64_t keys, int64_t offset) {
+  const int64_t left = args->is_windowed ? args->window_left : -1, right = args->is_windowed ? args->window_right : -1;
+  int64_t lowest = INT64_MIN, highest = INT64_MAX;
+  if (left >= 0 && offset >= INT64_MIN + left) lowest = offset - left;
+  if (right >= 0 && offset <= INT64_MAX - right) highest = offset + right;
+  if (args->is_causal && offset < highest) highest = offset;
+  return dhp_mask_band(queries, keys, lowest, highest);
+}
+
 /* The mask of a call. */
 static inline dhp_mask dhp_mask_of(const dhp_attention *args) {
-  return dhp_mask_band(args->q.size[2], args->k.size[2], INT64_MIN, args->is_causal ? args->causal_offset : INT64_MAX);
+  return dhp_mask_along(args, args->q.size[2], args->k.size[2], args->causal_offset);
 }
 
 /* What query i in [0, queries) sees, within [0, keys]. */
 static inline dhp_key_range dhp_mask_row(const dhp_mask *mask, int64_t i) {
   const int64_t first = dhp_clamp(i + mask->lowest, 0, mask->keys);
   return (dhp_key_range){first, dhp_clamp(i + mask->highest + 1, first, mask->keys)};
-}
-
-/* 1 if every row's range begins at key 0, so that `highest` alone describes the mask. */
-static inline int dhp_mask_is_prefix(const dhp_mask *mask) {
-  return mask->queries == 0 || dhp_mask_row(mask, mask->queries - 1).first == 0; /* no row's range begins later */
 }
 
 /* The same band with the places of queries and keys exchanged: row j of it is the range of queries that see key j. */

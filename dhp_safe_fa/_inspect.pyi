@@ -9,6 +9,8 @@ def plan(
     dtype: str,
     is_causal: bool = False,
     causal_offset: int = 0,
+    window_left: int = -1,
+    window_right: int = -1,
 ) -> dict[str, Any] | None: ...
 def plan_backward(
     q_shape: Sequence[int],

@@ -65,6 +65,12 @@ def _run(operator: torch._ops.OpOverload[..., Any], q: Tensor, k: Tensor, v: Ten
             _exclude(_AUTOGRAD, False)
 
 
+def _sides(window: tuple[int, int]) -> tuple[int, int]:
+    if len(window) != 2:
+        refuse("attention", f"window: {window}; expected (left, right), two numbers of keys")
+    return window
+
+
 def attention(
     q: Tensor,
     k: Tensor,
@@ -73,6 +79,7 @@ def attention(
     is_causal: bool = False,
     scale: float | None = None,
     causal_offset: int = 0,
+    window: tuple[int, int] = (-1, -1),
 ) -> Tensor:
     """softmax(scale · q kᵀ) v, FlashAttention's algorithm (Dao et al., 2022), constant-time in the content of q, k, v.
 
@@ -85,7 +92,9 @@ def attention(
         is_causal: query i sees key j only if j <= i + causal_offset.
         scale: factor of the scores, finite and >= 0; 1/sqrt(D) by default.
         causal_offset: 0 is the alignment of torch's SDPA, Sk - Sq that of FlashAttention (and of cached decoding). Only
-            with is_causal.
+            with is_causal or a window.
+        window: (left, right), in keys; query i sees key j only if i + causal_offset - left <= j <= i + causal_offset +
+            right, and under is_causal none behind i + causal_offset. -1: no bound on that side. On the CPU alone.
 
     Returns:
         [B, Hq, Sq, D], q's dtype, strides as torch.empty_like(q). A row that sees no key is 0. Differentiable, once
@@ -96,7 +105,7 @@ def attention(
             Hopper GPU) multiples of 8 up to ``dhp_safe_fa._inspect.build_info()["max_head_dim_cuda"]``. Also for
             forward-mode differentiation, and when a gradient is differentiated again.
     """
-    return _run(_attention, q, k, v, is_causal, scale, causal_offset)  # type: ignore[no-any-return]
+    return _run(_attention, q, k, v, is_causal, scale, causal_offset, *_sides(window))  # type: ignore[no-any-return]
 
 
 def attention_lse(
@@ -107,11 +116,12 @@ def attention_lse(
     is_causal: bool = False,
     scale: float | None = None,
     causal_offset: int = 0,
+    window: tuple[int, int] = (-1, -1),
 ) -> tuple[Tensor, Tensor]:
     """:func:`attention` and, per query row, the natural logarithm of the sum of exp(scaled scores).
 
     Args:
-        q, k, v, is_causal, scale, causal_offset: as for :func:`attention`.
+        q, k, v, is_causal, scale, causal_offset, window: as for :func:`attention`.
 
     Returns:
         out as :func:`attention`; lse, [B, Hq, Sq], float32 (float64 for float64 inputs), -inf where a row sees no key.
@@ -120,4 +130,4 @@ def attention_lse(
     Raises:
         RuntimeError: as :func:`attention`.
     """
-    return _run(_attention_lse, q, k, v, is_causal, scale, causal_offset)  # type: ignore[no-any-return]
+    return _run(_attention_lse, q, k, v, is_causal, scale, causal_offset, *_sides(window))  # type: ignore[no-any-return]

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -167,15 +167,22 @@ def same_bits(a: Tensor, b: Tensor) -> bool:
 
 
 def attend(
-    q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False, scale: float | None = None, causal_offset: int = 0
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    is_causal: bool = False,
+    scale: float | None = None,
+    causal_offset: int = 0,
+    window: tuple[int, int] = (-1, -1),
 ) -> tuple[Tensor, Tensor]:
     """(out, lse) of attention_lse on poisoned memory, after checking what every call has to hold:
 
     both operators give the same bits; out lies in memory as torch.empty_like(q); lse is float32, contiguous.
     """
     with poisoned_memory():
-        out, lse = dhp_safe_fa.attention_lse(q, k, v, is_causal=is_causal, scale=scale, causal_offset=causal_offset)
-        alone = dhp_safe_fa.attention(q, k, v, is_causal=is_causal, scale=scale, causal_offset=causal_offset)
+        options: Any = {"is_causal": is_causal, "scale": scale, "causal_offset": causal_offset, "window": window}
+        out, lse = dhp_safe_fa.attention_lse(q, k, v, **options)
+        alone = dhp_safe_fa.attention(q, k, v, **options)
     like = torch.empty_like(q)
     for tensor in (out, alone):
         assert tensor.shape == q.shape and tensor.dtype == q.dtype and tensor.device == q.device
@@ -201,12 +208,13 @@ def gradients(
     is_causal: bool = False,
     scale: float | None = None,
     causal_offset: int = 0,
+    window: tuple[int, int] = (-1, -1),
 ) -> Gradients:
     """(dq, dk, dv) of attention_backward on poisoned memory, after checking what every call has to hold:
 
     each lies in memory as torch.empty_like of its input; alone, each has the same bits, and the others are left out.
     """
-    options = (is_causal, scale, causal_offset)
+    options = (is_causal, scale, causal_offset, *window)
     with torch.no_grad(), poisoned_memory():
         out, lse = torch.ops.dhp.attention_lse(q, k, v, *options)
         call = partial(torch.ops.dhp.attention_backward, grad_out, q, k, v, out, lse, *options, grad_lse)

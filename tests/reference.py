@@ -54,8 +54,9 @@ class Mask(NamedTuple):
     highest: float = math.inf
 
     @classmethod
-    def of_call(cls, is_causal: bool, causal_offset: int) -> Mask:
-        return cls(highest=causal_offset) if is_causal else cls()
+    def of_call(cls, is_causal: bool, causal_offset: int, window: tuple[int, int] = (-1, -1)) -> Mask:
+        left, right = (math.inf if side == -1 else side for side in window)
+        return cls(causal_offset - left, causal_offset + min(right, 0 if is_causal else math.inf))
 
 
 def visible_keys(row: int, sk: int, mask: Mask) -> range:
@@ -71,17 +72,18 @@ def reference(
     is_causal: bool = False,
     scale: float | None = None,
     causal_offset: int = 0,
+    window: tuple[int, int] = (-1, -1),
     mask: Mask | None = None,
 ) -> Reference:
     """softmax(scale * q k^T) v over the visible keys alone, and its log-sum-exp, in float64 on q's device.
 
-    `mask` takes the place of is_causal and causal_offset. A row without a key: out 0, lse -inf.
+    `mask` takes the place of is_causal, causal_offset and window. A row without a key: out 0, lse -inf.
     NaN and Inf take the course of IEEE arithmetic, so a row whose scores are all -inf is NaN with lse -inf, and a score
     of +inf gives NaN with lse +inf.
     """
     (_, hq, sq, d), sk = q.shape, k.shape[2]
     scale = 1.0 / math.sqrt(d) if scale is None else scale
-    mask = Mask.of_call(is_causal, causal_offset) if mask is None else mask
+    mask = Mask.of_call(is_causal, causal_offset, window) if mask is None else mask
     group = hq // k.shape[1]
     q = q.double()
     k, v = (t.double().repeat_interleave(group, dim=1) for t in (k, v))
@@ -186,6 +188,7 @@ def reference_gradients(
     is_causal: bool = False,
     scale: float | None = None,
     causal_offset: int = 0,
+    window: tuple[int, int] = (-1, -1),
 ) -> ReferenceGradients:
     """Those of reference(), row by row over exactly the visible keys, so that nothing crosses the mask.
 
@@ -194,8 +197,8 @@ def reference_gradients(
     """
     (_, _, sq, d), sk, dtype = q.shape, k.shape[2], q.dtype
     scale = 1.0 / math.sqrt(d) if scale is None else scale
-    expected = reference(q, k, v, is_causal, scale, causal_offset)
-    mask = Mask.of_call(is_causal, causal_offset)
+    mask = Mask.of_call(is_causal, causal_offset, window)
+    expected = reference(q, k, v, scale=scale, mask=mask)
     group = q.shape[1] // k.shape[1]
     q, grad_out = q.double(), grad_out.double()
     keys, values = (t.double().repeat_interleave(group, dim=1) for t in (k, v))

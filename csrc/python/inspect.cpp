@@ -61,14 +61,17 @@ static dhp_tensor contiguous(const Shape &shape, dhp_dtype dtype) {
   return t;
 }
 
-static py::object plan(const Shape &q, const Shape &k, const std::string &dtype, bool is_causal,
-                       int64_t causal_offset) {
+static py::object plan(const Shape &q, const Shape &k, const std::string &dtype, bool is_causal, int64_t causal_offset,
+                       int64_t window_left, int64_t window_right) {
   dhp_attention args{};
   args.q = args.out = contiguous(q, dtype_from(dtype));
   args.k = args.v = contiguous(k, args.q.dtype);
   args.scale = 1.f;
   args.is_causal = is_causal;
   args.causal_offset = causal_offset;
+  args.is_windowed = window_left != -1 || window_right != -1;
+  args.window_left = window_left;
+  args.window_right = window_right;
   dhp_plan plan;
   dhp_error error{};
   if (dhp_plan_attention(&args, &plan, &error) != DHP_OK) throw std::invalid_argument(error.text);
@@ -119,6 +122,7 @@ PYBIND11_MODULE(_inspect, m) {
         "Empty in a build without nvcc.");
   m.def("cubin", &cubin, "name"_a, "The machine code of one shipped kernel, an ELF file. KeyError for another name.");
   m.def("plan", &plan, "q_shape"_a, "k_shape"_a, "dtype"_a, "is_causal"_a = false, "causal_offset"_a = 0,
+        "window_left"_a = -1, "window_right"_a = -1,
         "The launch for q of shape [B, Hq, Sq, D] and k, v of shape [B, Hk, Sk, D] on a Hopper GPU: kernel, grid, "
         "items (query tiles, or two of them), mirrored, heads_per_tile, q_tiles, listed_groups, threads, "
         "shared_bytes; None for an empty "

@@ -12,7 +12,7 @@ namespace dhp {
 struct Options {
   bool is_causal;
   std::optional<double> scale;
-  int64_t causal_offset;
+  int64_t causal_offset, window_left, window_right;
 };
 
 /* One call of attention; its tensors on one device. */

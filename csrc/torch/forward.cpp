@@ -18,6 +18,9 @@ dhp_attention described(const Call &call) {
   args.v = describe("v", call.v);
   args.is_causal = call.options.is_causal;
   args.causal_offset = call.options.causal_offset;
+  args.is_windowed = call.options.window_left != -1 || call.options.window_right != -1;
+  args.window_left = call.options.window_left;
+  args.window_right = call.options.window_right;
   const double usual_scale = 1.0 / std::sqrt(static_cast<double>(args.q.size[3]));
   args.scale = call.options.scale.value_or(usual_scale);
   return args;

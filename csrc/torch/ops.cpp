@@ -32,11 +32,12 @@ void check_arguments(uint64_t arguments, uint64_t built_for) {
 Tensor tensor(const char *name, StableIValue value) { return given(name, value, "[B, H, S, D]"); }
 
 Options options_from(const StableIValue *stack) {
-  return {values::to<bool>(stack[0]), values::to<std::optional<double>>(stack[1]), values::to<int64_t>(stack[2])};
+  return {values::to<bool>(stack[0]), values::to<std::optional<double>>(stack[1]), values::to<int64_t>(stack[2]),
+          values::to<int64_t>(stack[3]), values::to<int64_t>(stack[4])};
 }
 
 Tensor forward_from(const StableIValue *stack, uint64_t arguments, Tensor *lse) {
-  check_arguments(arguments, 6);
+  check_arguments(arguments, 8);
   return forward({tensor("q", stack[0]), tensor("k", stack[1]), tensor("v", stack[2]), options_from(stack + 3)}, lse);
 }
 
@@ -55,12 +56,12 @@ void attention_lse(StableIValue *stack, uint64_t arguments, uint64_t) {
 
 void attention_backward(StableIValue *stack, uint64_t arguments, uint64_t) {
   run_as("attention_backward", [=] {
-    check_arguments(arguments, 13);
+    check_arguments(arguments, 15);
     Gradients gradients{tensor("grad_out", stack[0]),
                         tensor("out", stack[4]),
                         given("lse", stack[5], "[B, H, S]"),
-                        values::to<std::optional<Tensor>>(stack[9]),
-                        {values::to<bool>(stack[10]), values::to<bool>(stack[11]), values::to<bool>(stack[12])}};
+                        values::to<std::optional<Tensor>>(stack[11]),
+                        {values::to<bool>(stack[12]), values::to<bool>(stack[13]), values::to<bool>(stack[14])}};
     const Call call{tensor("q", stack[1]), tensor("k", stack[2]), tensor("v", stack[3]), options_from(stack + 6)};
     Tensor results[3];
     backward(call, gradients, results);

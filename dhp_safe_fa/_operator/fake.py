@@ -38,7 +38,17 @@ class _Checks:
                 supported = "float16, bfloat16, and on the CPU float32 and float64"
                 self.refuse(f"{name}: dtype {_dtype(tensor)}; supported: {supported}")
 
-    def call(self, q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float | None, causal_offset: int) -> None:
+    def call(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        is_causal: bool,
+        scale: float | None,
+        causal_offset: int,
+        window_left: int,
+        window_right: int,
+    ) -> None:
         for name, tensor in {"k": k, "v": v}.items():
             if tensor.dtype != q.dtype:
                 self.refuse(f"{name}: dtype {_dtype(tensor)} differs from q's {_dtype(q)}; they must agree")
@@ -59,8 +69,14 @@ class _Checks:
             )
         if scale is not None and not 0 <= scale < math.inf:
             self.refuse(f"scale: {scale:g}; supported: finite and not negative")
-        if not is_causal and causal_offset != 0:
-            self.refuse(f"causal_offset: {causal_offset} without is_causal; supported: 0, or is_causal=True with it")
+        if window_left < -1 or window_right < -1:
+            supported = "on each side -1 (no bound) or a number of keys, not negative"
+            self.refuse(f"window: ({window_left}, {window_right}); supported: {supported}")
+        if not is_causal and window_left == window_right == -1 and causal_offset != 0:
+            self.refuse(
+                f"causal_offset: {causal_offset} without is_causal or a window; "
+                "supported: 0, or is_causal=True or a window with it"
+            )
 
     def like(self, model: Tensor, model_name: str, **tensors: Tensor) -> None:
         for name, tensor in tensors.items():
@@ -123,6 +139,8 @@ def _backward(
     is_causal: bool = False,
     scale: float | None = None,
     causal_offset: int = 0,
+    window_left: int = -1,
+    window_right: int = -1,
     grad_lse: Tensor | None = None,
     need_dq: bool = True,
     need_dk: bool = True,
@@ -137,7 +155,7 @@ def _backward(
     checks.on_device_of(q, grad_out=grad_out, out=out, lse=lse, **({} if grad_lse is None else {"grad_lse": grad_lse}))
     checks.described(grad_out=grad_out, out=out)
     checks.rows_of(q, lse=lse, grad_lse=grad_lse)
-    checks.call(q, k, v, is_causal, scale, causal_offset)
+    checks.call(q, k, v, is_causal, scale, causal_offset, window_left, window_right)
     checks.like(q, "q", out=out)
     checks.like(out, "out", grad_out=grad_out)
     needed = {"dq": (need_dq, q), "dk": (need_dk, k), "dv": (need_dv, v)}

@@ -8,9 +8,10 @@ attention_mask once in a forward pass (lengths are public, see audits/SOUNDNESS.
 its own keys alone: its rows of attention have the bits they have when it is computed alone (products of other layers
 may round differently). Neighbours in the batch that lie alike share a call of the kernel.
 
-Refused, with a sentence: a sliding window or chunk shorter than the sequence, packed sequences, custom and 4-D masks,
-padding in between tokens, static and paged caches, dropout, attention sinks, soft caps, position biases and returned
-attention weights.
+A sliding window is served on the CPU; on CUDA, until it hides a key.
+
+Refused, with a sentence: a chunk shorter than the sequence, packed sequences, custom and 4-D masks, padding in between
+tokens, static and paged caches, dropout, attention sinks, soft caps, position biases and returned attention weights.
 """
 
 from __future__ import annotations
@@ -48,6 +49,7 @@ class VisibleKeys:
         is_causal: query i sees key j only if j <= i + causal_offset.
         causal_offset: position of the first query less that of the first key; 0 if not is_causal.
         sequences: [start, stop) among the keys, for each row of the batch; None if there is no padding.
+        window: a query sees so many keys, itself the last; None if it sees all before it.
     """
 
     queries: int
@@ -55,6 +57,7 @@ class VisibleKeys:
     is_causal: bool
     causal_offset: int
     sequences: tuple[tuple[int, int], ...] | None
+    window: int | None = None
 
 
 def _refuse(sentence: str) -> NoReturn:
@@ -63,8 +66,8 @@ def _refuse(sentence: str) -> NoReturn:
 
 def _window(size: int, tokens: int) -> str:
     return (
-        f"a window of {size} keys over {tokens} tokens; supported: up to {size} tokens, where it hides none "
-        "(for longer sequences use attn_implementation 'sdpa' or 'eager')"
+        f"a chunk or window of {size} keys over {tokens} tokens; supported: up to {size} tokens, where it hides none, "
+        "and causal sliding windows (for longer sequences use attn_implementation 'sdpa' or 'eager')"
     )
 
 
@@ -107,7 +110,7 @@ def visible_keys(
     static = "a static cache holds keys that are not there yet; supported: the default, dynamic cache"
     if q_length is None or isinstance(q_offset, Tensor):
         _refuse(static)
-    is_causal = mask_function is causal_mask_function
+    is_causal, window = mask_function is causal_mask_function, None
     if not is_causal and mask_function is not bidirectional_mask_function:
         is_causal = allow_is_causal_skip
         if local_size is None or not (allow_is_causal_skip or allow_is_bidirectional_skip):
@@ -116,13 +119,15 @@ def visible_keys(
                 "torch.compile transformers takes every call without a cache for packed: pass use_cache=True)"
             )
         if q_offset + q_length > local_size:
-            _refuse(_window(local_size, q_offset + q_length))
+            if not is_causal:
+                _refuse(_window(local_size, q_offset + q_length))
+            window = local_size
     if is_causal and q_offset + q_length < kv_offset + kv_length:
         _refuse(static)
     sequences = None if attention_mask is None else _sequences(attention_mask[:, kv_offset : kv_offset + kv_length])
     if sequences is not None and all(sequence == (0, kv_length) for sequence in sequences):
         sequences = None
-    return VisibleKeys(q_length, kv_length, is_causal, q_offset - kv_offset if is_causal else 0, sequences)
+    return VisibleKeys(q_length, kv_length, is_causal, q_offset - kv_offset if is_causal else 0, sequences, window)
 
 
 def _sequences(mask: Tensor) -> tuple[tuple[int, int], ...]:
@@ -163,7 +168,8 @@ def attention_forward(
         key, value: [B, Hk, Sk, D]
         attention_mask: of :func:`visible_keys`, or None from a model that needs no mask.
         scaling: factor of the scores; 1/sqrt(D) by default.
-        is_causal, sliding_window: looked at only without attention_mask, which knows better.
+        is_causal: looked at only without attention_mask, which knows better.
+        sliding_window: what tells a window from a chunk, of which attention_mask has the size.
 
     Returns:
         [B, Sq, Hq, D], and None in place of attention weights. A row that sees no key is 0.
@@ -180,6 +186,8 @@ def attention_forward(
         attention_mask = _without_mask(module, query.shape[2], key.shape[2], is_causal, sliding_window)
     if not isinstance(attention_mask, VisibleKeys):
         _refuse("attention_mask was made outside of the model; supported: 2-D [B, S], or none")
+    if attention_mask.window not in (None, sliding_window):
+        _refuse(_window(attention_mask.window, attention_mask.keys))
     out = _attend(query, key, value, attention_mask, scaling)
     return out.transpose(1, 2).contiguous(), None
 
@@ -202,10 +210,10 @@ def _attend(query: Tensor, key: Tensor, value: Tensor, visible: VisibleKeys, sca
             f"the mask is for {visible.queries} queries and {visible.keys} keys, "
             f"the layer has {query.shape[2]} and {key.shape[2]}"
         )
+    window = (-1, -1) if visible.window is None else (visible.window - 1, 0)
+    options: dict[str, Any] = {"is_causal": visible.is_causal, "scale": scaling, "window": window}
     if visible.sequences is None:
-        return attention(
-            query, key, value, is_causal=visible.is_causal, scale=scaling, causal_offset=visible.causal_offset
-        )
+        return attention(query, key, value, causal_offset=visible.causal_offset, **options)
     if len(visible.sequences) != query.shape[0]:
         _refuse(f"attention_mask has {len(visible.sequences)} rows for a batch of {query.shape[0]}")
     parts, row = [], 0
@@ -217,9 +225,8 @@ def _attend(query: Tensor, key: Tensor, value: Tensor, visible: VisibleKeys, sca
                 query[rows],
                 key[rows, :, start:stop],
                 value[rows, :, start:stop],
-                is_causal=visible.is_causal,
-                scale=scaling,
                 causal_offset=visible.causal_offset - start if visible.is_causal else 0,
+                **options,
             )
         )
     return torch.cat(parts)

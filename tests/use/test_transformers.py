@@ -274,15 +274,30 @@ def small(rng: torch.Generator) -> Any:
     return model
 
 
-def test_window_is_served_until_it_bites(rng: torch.Generator) -> None:
+@pytest.mark.parametrize("length", [50, 51, 130])
+def test_sliding_window(rng: torch.Generator, length: int) -> None:
+    """Before it bites and after; in a batch with padding on either side; and while decoding from the model's cache."""
     mistral = build(lambda: MistralForCausalLM(MistralConfig(**SIZES, sliding_window=50)), rng, CPU)
-    ids = tokens(rng, CPU, 2, 50)
-    mistral.set_attn_implementation("sdpa")
-    want = mistral(ids).logits
-    mistral.set_attn_implementation(NAME)
-    assert_logits_agree(mistral(ids).logits, want, torch.float32)
-    with pytest.raises(ValueError, match="window of 50 keys over 51 tokens; supported: up to 50 tokens"):
-        mistral(tokens(rng, CPU, 2, 51))
+    ids = tokens(rng, CPU, 3, length)
+    mask = padding(CPU, length, [(0, length), (9, length), (0, length - 20)])
+    found = {}
+    for name in ("sdpa", NAME):
+        mistral.set_attn_implementation(name)
+        generated = mistral.generate(ids[:1], **GENERATE, return_dict_in_generate=True, output_logits=True)
+        found[name] = [mistral(ids).logits, mistral(ids, attention_mask=mask).logits[mask.bool()], *generated.logits]
+    for got, want in zip(found[NAME], found["sdpa"], strict=True):
+        assert_logits_agree(got, want, torch.float32)
+
+
+def test_chunk_is_refused_where_it_bites(rng: torch.Generator) -> None:
+    """Its layers pass no sliding window."""
+    q = torch.randn(1, 1, 9, 8)
+    visible = integration.VisibleKeys(9, 9, True, 0, None, 8)
+    module = torch.nn.Module()
+    with pytest.raises(ValueError, match="chunk or window of 8 keys over 9 tokens; supported: up to 8 tokens"):
+        integration.attention_forward(module, q, q, q, visible)
+    out, _ = integration.attention_forward(module, q, q, q, visible, sliding_window=8)
+    assert out.shape == (1, 9, 1, 8)
 
 
 def test_soft_cap_is_refused(rng: torch.Generator) -> None:

@@ -120,11 +120,10 @@ dhp_status dhp_plan_attention(const dhp_attention *args, dhp_plan *plan, dhp_err
   if (args->q.dtype != DHP_FLOAT16 && args->q.dtype != DHP_BFLOAT16)
     return dhp_fail(error, DHP_UNSUPPORTED, "q: dtype %s; supported on CUDA: float16, bfloat16",
                     dhp_dtype_name(args->q.dtype));
-  const dhp_mask mask = dhp_mask_of(args);
-  if (!dhp_mask_is_prefix(&mask)) /* no mask of today; the kernels count visible keys from key 0 */
+  if (args->is_windowed) /* the kernels count visible keys from key 0, and end rows early only under a causal mask */
     return dhp_fail(error, DHP_UNSUPPORTED,
-                    "mask: a query sees keys from one after the first on; supported on CUDA: "
-                    "none, or causal with any offset");
+                    "window: (%lld, %lld); supported on CUDA: none, (-1, -1), with or without a causal mask",
+                    (long long)args->window_left, (long long)args->window_right);
   if (dhp_family_forward.count == 0)
     return dhp_fail(error, DHP_NO_GPU, "this build has no GPU kernels: nvcc was not found when it was built");
   const dhp_kernel_info *const fitting = dhp_family_kernel(&dhp_family_forward, args->q.dtype, q[3], "out");
@@ -143,6 +142,7 @@ dhp_status dhp_plan_attention(const dhp_attention *args, dhp_plan *plan, dhp_err
                     "q: %lld heads in the batch of %lld tiles of %d rows; supported on CUDA: up to %d tiles in all",
                     (long long)(q[0] * q[1]), (long long)ceil_div(q[2], rows), rows, MAX_ITEMS);
 
+  const dhp_mask mask = dhp_mask_of(args);
   const dhp_kernel_info *const kernel = choose_kernel(args, &mask, head_dim);
   const sharing by = share(args, kernel);
   plan->kernel = kernel;

@@ -15,7 +15,7 @@ static int is_in_band(int64_t i, int64_t j, int64_t lowest, int64_t highest) {
 static void check_band(int queries, int keys, int64_t lowest, int64_t highest) {
   const dhp_mask mask = dhp_mask_band(queries, keys, lowest, highest);
   dhp_key_range before = {0, 0};
-  int begin_at_zero = 1, wrong = 0, moved_back = 0, behind = 0;
+  int wrong = 0, moved_back = 0, behind = 0;
   for (int64_t i = 0; i < queries; i++) {
     const dhp_key_range row = dhp_mask_row(&mask, i);
     for (int64_t j = -1; j <= keys; j++) {
@@ -24,12 +24,11 @@ static void check_band(int queries, int keys, int64_t lowest, int64_t highest) {
       behind += is_seen && j >= dhp_mask_keys_seen(&mask);
     }
     moved_back += row.first < before.first || row.last < before.last || row.last < row.first;
-    begin_at_zero &= row.first == 0;
     before = row;
   }
-  check(wrong == 0 && moved_back == 0 && behind == 0 && dhp_mask_is_prefix(&mask) == begin_at_zero,
-        "Sq=%d, Sk=%d, %lld to %lld: %d keys wrong, %d rows move back, %d keys behind the last, prefix %d", queries,
-        keys, (long long)lowest, (long long)highest, wrong, moved_back, behind, dhp_mask_is_prefix(&mask));
+  check(wrong == 0 && moved_back == 0 && behind == 0,
+        "Sq=%d, Sk=%d, %lld to %lld: %d keys wrong, %d rows move back, %d keys behind the last", queries, keys,
+        (long long)lowest, (long long)highest, wrong, moved_back, behind);
   if (queries > 0 && lowest <= highest)
     check(dhp_mask_keys_seen(&mask) == before.last,
           "Sq=%d, Sk=%d, %lld to %lld: %lld keys seen, the last row ends at %lld", queries, keys, (long long)lowest,
@@ -48,20 +47,30 @@ static void test_bands(void) {
           check_band(queries, keys, bounds[low], bounds[high]);
 }
 
-/* As csrc/dhp_fa.h says it; i, j >= 0, so that neither side overflows. */
+/* As csrc/dhp_fa.h says it, in numbers that do not overflow. */
 static int is_visible_by(const dhp_attention *args, int64_t i, int64_t j) {
-  const int64_t offset = args->causal_offset;
-  return !args->is_causal || (offset < 0 ? j <= i + offset : j - offset <= i);
+  const __int128 beyond = (__int128)j - i - args->causal_offset;
+  if (args->is_causal && beyond > 0) return 0;
+  if (!args->is_windowed) return 1;
+  return (args->window_left == -1 || beyond >= -(__int128)args->window_left) &&
+         (args->window_right == -1 || beyond <= args->window_right);
 }
 
-/* Row i of the longest lengths ends where the definition has it, and begins at key 0. */
+/* Row i of the longest lengths begins and ends where the definition has it. */
 static void check_row_of_call(const dhp_attention *args, int64_t i) {
   const dhp_mask mask = dhp_mask_of(args);
   const dhp_key_range row = dhp_mask_row(&mask, i);
-  const int ends = (row.last == 0 || is_visible_by(args, i, row.last - 1)) &&
-                   (row.last == args->k.size[2] || !is_visible_by(args, i, row.last));
-  check(row.first == 0 && ends && dhp_mask_is_prefix(&mask), "causal %d, offset %lld: row %lld sees [%lld, %lld)",
-        args->is_causal, (long long)args->causal_offset, (long long)i, (long long)row.first, (long long)row.last);
+  const int64_t keys = args->k.size[2];
+  int right = 1;
+  if (row.first == row.last) /* then neither the first nor the last key is seen, nor those where the range stands */
+    right = !is_visible_by(args, i, 0) && !is_visible_by(args, i, keys - 1) &&
+            (row.first == keys || !is_visible_by(args, i, row.first));
+  else
+    right = is_visible_by(args, i, row.first) && (row.first == 0 || !is_visible_by(args, i, row.first - 1)) &&
+            is_visible_by(args, i, row.last - 1) && (row.last == keys || !is_visible_by(args, i, row.last));
+  check(right, "causal %d, offset %lld, window %d (%lld, %lld): row %lld sees [%lld, %lld)", args->is_causal,
+        (long long)args->causal_offset, args->is_windowed, (long long)args->window_left, (long long)args->window_right,
+        (long long)i, (long long)row.first, (long long)row.last);
 }
 
 static void test_calls(void) {
@@ -71,14 +80,19 @@ static void test_calls(void) {
                              1 - most,  -most,    -1 - most, INT64_MAX - 1, INT64_MAX, INT64_MIN + 1, INT64_MIN,
                              INT32_MAX, INT32_MIN};
   const int64_t lengths[] = {1, 2, 100, most};
+  const int64_t sides[] = {-1, 0, 3, most - 2, INT64_MAX};
   for (int q = 0; q < 4; q++)
     for (int k = 0; k < 4; k++)
       for (size_t o = 0; o < sizeof offsets / sizeof *offsets; o++)
-        for (int causal = 0; causal < 2; causal++) {
+        for (int n = 0; n < 2 * 26; n++) {
+          const int causal = n % 2, window = n / 2; /* the last: none */
           const dhp_attention args = {.q.size = {1, 1, lengths[q], 8},
                                       .k.size = {1, 1, lengths[k], 8},
                                       .is_causal = causal,
-                                      .causal_offset = offsets[o]};
+                                      .causal_offset = offsets[o],
+                                      .is_windowed = window < 25,
+                                      .window_left = window < 25 ? sides[window / 5] : 0,
+                                      .window_right = window < 25 ? sides[window % 5] : 0};
           const int64_t rows[] = {0, lengths[q] / 2, lengths[q] - 1};
           for (int i = 0; i < 3; i++)
             check_row_of_call(&args, rows[i]);

@@ -1,0 +1,206 @@
+"""Sliding windows: query i sees key j only if -left <= j - i - causal_offset <= right."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from harness import DTYPE_NAMES, Target, attend, gradients, needs_hopper, normal, qkv, same_bits
+from reference import (
+    Mask,
+    assert_accurate,
+    assert_gradients_accurate,
+    assert_gradients_match,
+    assert_matches,
+    reference,
+    reference_gradients,
+    visible_keys,
+)
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd import gradcheck
+
+import dhp_safe_fa
+from dhp_safe_fa import _inspect
+
+Window = tuple[int, int]
+
+# On CUDA windows are refused; see the end.
+TARGETS = [Target("cpu", dtype) for dtype in DTYPE_NAMES]
+on_the_cpu = pytest.mark.parametrize("target", TARGETS, ids=str)
+
+# Narrower and wider than a block of rows, a tile of keys and a tile of queries; one key; a side without a bound; all.
+WINDOWS = [(0, 0), (3, 0), (0, 5), (95, 0), (96, 96), (130, 40), (-1, 7), (7, -1), (-1, 0), (1000, 1000), (-1, -1)]
+
+
+# ---- values ---------------------------------------------------------------------------------------------------------
+
+
+@on_the_cpu
+@pytest.mark.parametrize("is_causal", [False, True], ids=["full", "causal"])
+@pytest.mark.parametrize("window", WINDOWS, ids=str)
+def test_against_float64(target: Target, rng: torch.Generator, window: Window, is_causal: bool) -> None:
+    for shape in ((1, 4, 2, 300, 300, 64), (1, 2, 2, 65, 400, 40), (1, 2, 1, 200, 90, 128)):
+        q, k, v = qkv(rng, target, *shape)
+        for offset in (0, k.shape[2] - q.shape[2], -130) if is_causal or window != (-1, -1) else (0,):
+            options: Any = {"is_causal": is_causal, "causal_offset": offset, "window": window}
+            assert_matches(*attend(q, k, v, **options), reference(q, k, v, **options))
+
+
+@on_the_cpu
+def test_accuracy(target: Target, rng: torch.Generator) -> None:
+    q, k, v = qkv(rng, target, 1, 4, 2, 1024, 1024, 64)
+    options: Any = {"is_causal": True, "window": (255, 0)}
+    assert_accurate(*attend(q, k, v, **options), reference(q, k, v, **options))
+
+
+@on_the_cpu
+@pytest.mark.parametrize("window", [(40, 0), (0, 40), (25, 70), (-1, 3)], ids=str)
+def test_against_sdpa(target: Target, rng: torch.Generator, window: Window) -> None:
+    """With the band written out as torch's mask."""
+    q, k, v = qkv(rng, target, 2, 4, 4, 150, 150, 64)
+    mask = torch.zeros(150, 150, dtype=torch.bool)
+    for i in range(150):
+        seen = visible_keys(i, 150, Mask.of_call(False, 0, window))
+        mask[i, seen.start : seen.stop] = True
+    out = dhp_safe_fa.attention(q, k, v, window=window)
+    want = F.scaled_dot_product_attention(q.float(), k.float(), v.float(), attn_mask=mask)
+    torch.testing.assert_close(out.float(), want, atol=2e-2 if target.dtype == torch.bfloat16 else 3e-3, rtol=0)
+
+
+@on_the_cpu
+def test_numbers_at_the_ends_of_int64(target: Target, rng: torch.Generator) -> None:
+    """A sum that int64 cannot hold is a bound that nothing reaches."""
+    q, k, v = qkv(rng, target, 1, 1, 1, 20, 30, 16)
+    large, want = sys.maxsize, attend(q, k, v)
+    for options in ({"window": (large, large)}, {"window": (large, large), "causal_offset": 5}):
+        assert all(same_bits(g, w) for g, w in zip(attend(q, k, v, **options), want, strict=True))
+    for window, offset in (((large, 0), large), ((0, large), -large), ((large - 3, 3), large)):
+        options = {"window": window, "causal_offset": offset}
+        assert_matches(*attend(q, k, v, **options), reference(q, k, v, **options))
+
+
+@on_the_cpu
+def test_rows_that_see_nothing(target: Target, rng: torch.Generator) -> None:
+    q, k, v = qkv(rng, target, 1, 2, 2, 100, 40, 64)
+    out, lse = attend(q, k, v, window=(10, 0))
+    assert same_bits(out[:, :, 50:], torch.zeros_like(out[:, :, 50:])) and (lse[:, :, 50:] == -torch.inf).all()
+    assert lse[:, :, :50].isfinite().all()
+
+
+@on_the_cpu
+def test_nothing_crosses_the_window(target: Target, rng: torch.Generator) -> None:
+    q, k, v = qkv(rng, target, 1, 2, 2, 200, 200, 64)
+    k[:, :, :60], v[:, :, :60] = torch.nan, torch.inf
+    out, lse = attend(q, k, v, True, window=(30, 0))
+    assert out[:, :, 90:].isfinite().all() and lse[:, :, 90:].isfinite().all() and out[:, :, :60].isnan().all()
+
+
+# ---- bits -----------------------------------------------------------------------------------------------------------
+
+
+@on_the_cpu
+def test_a_window_that_hides_nothing_changes_no_bit(target: Target, rng: torch.Generator) -> None:
+    q, k, v = qkv(rng, target, 1, 4, 2, 150, 200, 64)
+    for options in ({}, {"is_causal": True, "causal_offset": 50}):
+        want = attend(q, k, v, **options)
+        for window in ((200, 200), (200, -1), (-1, 200)):
+            assert all(same_bits(g, w) for g, w in zip(attend(q, k, v, **options, window=window), want, strict=True))
+    causal = attend(q, k, v, True, causal_offset=50)
+    assert all(same_bits(g, w) for g, w in zip(attend(q, k, v, causal_offset=50, window=(-1, 0)), causal, strict=True))
+
+
+@on_the_cpu
+@pytest.mark.parametrize("window", [(5, 0), (100, 0), (150, 30), (-1, 9)], ids=str)
+def test_rows_of_prefill_chunks_and_decoding(target: Target, rng: torch.Generator, window: Window) -> None:
+    q, k, v = qkv(rng, target, 2, 4, 2, 300, 300, 64)
+    out, lse = attend(q, k, v, window=window)
+    for first, last in ((0, 17), (17, 140), (140, 141), (299, 300), (141, 300)):
+        rows = slice(first, last)
+        chunk = attend(q[:, :, rows], k, v, window=window, causal_offset=first)
+        assert same_bits(chunk[0], out[:, :, rows]) and same_bits(chunk[1], lse[:, :, rows])
+        keys = slice(0, min(last + max(window[1], 0), 300))  # keys behind the last row's window need not exist
+        cached = attend(q[:, :, rows], k[:, :, keys], v[:, :, keys], window=window, causal_offset=first)
+        assert same_bits(cached[0], out[:, :, rows]) and same_bits(cached[1], lse[:, :, rows])
+
+
+# ---- gradients ------------------------------------------------------------------------------------------------------
+
+
+@on_the_cpu
+@pytest.mark.parametrize("window", [(0, 0), (20, 0), (96, 96), (-1, 7), (130, -1)], ids=str)
+def test_gradients(target: Target, rng: torch.Generator, window: Window) -> None:
+    q, k, v = qkv(rng, target, 1, 4, 2, 200, 230, 64)
+    grad_out, grad_lse = normal(rng, tuple(q.shape), target), torch.randn(q.shape[:3], generator=rng)
+    for options in ({"causal_offset": 30}, {"is_causal": True, "causal_offset": -40}):
+        got = gradients(q, k, v, grad_out, grad_lse, **options, window=window)
+        want = reference_gradients(q, k, v, grad_out, grad_lse, **options, window=window)
+        few_keys = window in ((0, 0), (20, 0))  # what cancellation leaves of so few weighs more
+        (assert_gradients_match if few_keys else assert_gradients_accurate)(got, want)
+
+
+@pytest.mark.parametrize("options", [{"window": (2, 1)}, {"window": (1, 0), "is_causal": True, "causal_offset": 2}])
+def test_gradients_by_differences(rng: torch.Generator, options: dict[str, Any]) -> None:
+    shapes = ((1, 2, 5, 3), (1, 1, 7, 3), (1, 1, 7, 3))
+    tensors = [torch.randn(shape, generator=rng, dtype=torch.float64, requires_grad=True) for shape in shapes]
+    assert gradcheck(lambda *given: dhp_safe_fa.attention_lse(*given, **options), tensors)
+
+
+def test_recorded_vmapped_and_compiled(rng: torch.Generator) -> None:
+    q, k, v = qkv(rng, Target("cpu", torch.float32), 2, 4, 2, 33, 70, 64)
+    options: Any = {"window": (9, 4), "causal_offset": 37}
+    want = gradients(q, k, v, torch.ones_like(q), **options)
+    tensors = [t.clone().requires_grad_() for t in (q, k, v)]
+    out = dhp_safe_fa.attention(*tensors, **options)
+    found = torch.autograd.grad(out.sum(), tensors)
+    assert all(same_bits(f, w) for f, w in zip(found, want, strict=True))
+    mapped = torch.func.vmap(lambda *t: dhp_safe_fa.attention(*t, **options))(q[:, None], k[:, None], v[:, None])
+    assert same_bits(mapped[:, 0], out.detach())
+    torch.compiler.reset()
+    compiled = torch.compile(dhp_safe_fa.attention, fullgraph=True, backend="aot_eager")
+    assert same_bits(compiled(q, k, v, **options), out.detach())
+
+
+# ---- errors ---------------------------------------------------------------------------------------------------------
+
+
+def refused(*tensors: Tensor, **options: Any) -> str:
+    """The message, which is the same from both operators, with data and without."""
+    answers = set()
+    for call in (dhp_safe_fa.attention, dhp_safe_fa.attention_lse):
+        for without_data in (False, True):
+            with FakeTensorMode() if without_data else contextlib.nullcontext() as mode:
+                given = [mode.from_tensor(t) if mode else t for t in tensors]
+                with pytest.raises(RuntimeError) as caught:
+                    call(*given, **options)
+            answers.add(str(caught.value))
+    assert len(answers) == 1, answers
+    return answers.pop()
+
+
+@pytest.mark.parametrize("window", [(-2, 0), (0, -2), (-(2**63), -1)], ids=str)
+def test_negative_sides(rng: torch.Generator, window: Window) -> None:
+    message = refused(*qkv(rng, Target("cpu", torch.float16), 1, 2, 2, 5, 6, 8), window=window)
+    assert f"window: ({window[0]}, {window[1]}); supported: on each side -1" in message
+
+
+def test_not_two_sides(rng: torch.Generator) -> None:
+    message = refused(*qkv(rng, Target("cpu", torch.float16), 1, 2, 2, 5, 6, 8), window=(1, 2, 3))
+    assert "window: (1, 2, 3); expected (left, right)" in message
+
+
+@pytest.mark.parametrize("window", [(5, 0), (-1, 0), (0, -1)], ids=str)
+def test_no_kernel_of_cuda_is_planned(window: Window) -> None:
+    with pytest.raises(ValueError, match=rf"window: \({window[0]}, {window[1]}\); supported on CUDA: none"):
+        _inspect.plan((1, 2, 64, 64), (1, 2, 64, 64), "float16", True, 0, *window)
+
+
+@needs_hopper
+def test_cuda_refuses(rng: torch.Generator) -> None:
+    q, k, v = qkv(rng, Target("cuda", torch.float16), 1, 2, 2, 64, 64, 64)
+    with pytest.raises(RuntimeError, match=r"window: \(5, 0\); supported on CUDA: none"):
+        dhp_safe_fa.attention(q, k, v, window=(5, 0))
