@@ -5,6 +5,7 @@
 #include "check.h"
 
 #include <math.h>
+#include <stdio.h>
 
 #include "error.h"
 
@@ -18,11 +19,31 @@ const char *dhp_dtype_name(dhp_dtype dtype) {
   return (unsigned)dtype < sizeof names / sizeof *names ? names[dtype] : "unknown";
 }
 
-#define SHAPE "[%lld, %lld, %lld, %lld]"
-#define SIZES(t) (long long)(t).size[0], (long long)(t).size[1], (long long)(t).size[2], (long long)(t).size[3]
+/* How the caller wrote the shape of a tensor [B, H, S, D]. */
+typedef enum form {
+  BATCHED, /* [B, H, S, D] */
+  PACKED   /* [S, H, D] */
+} form;
+
+typedef struct shape_text {
+  char text[96]; /* four int64, their brackets and commas */
+} shape_text;
+
+static shape_text shape_of(const dhp_tensor *t, form given) {
+  const long long b = t->size[0], h = t->size[1], s = t->size[2], d = t->size[3];
+  shape_text shape;
+  if (given == PACKED)
+    snprintf(shape.text, sizeof shape.text, "[%lld, %lld, %lld]", s, h, d);
+  else
+    snprintf(shape.text, sizeof shape.text, "[%lld, %lld, %lld, %lld]", b, h, s, d);
+  return shape;
+}
+
+#define SHAPE "%s"
+#define SIZES(t) shape_of(&(t), given).text
 
 /* Sizes are not negative, and a dimension that has neighbours has a usable stride. */
-static dhp_status check_tensor(const char *name, const dhp_tensor *t, dhp_dtype dtype, dhp_error *error) {
+static dhp_status check_tensor(const char *name, const dhp_tensor *t, dhp_dtype dtype, form given, dhp_error *error) {
   if ((unsigned)t->dtype > DHP_FLOAT64)
     return dhp_fail(error, DHP_INVALID_ARGUMENT, "%s: unknown dtype %d; supported: float32, float16, bfloat16, float64",
                     name, (int)t->dtype);
@@ -38,12 +59,12 @@ static dhp_status check_tensor(const char *name, const dhp_tensor *t, dhp_dtype 
   return DHP_OK;
 }
 
-dhp_status dhp_check_arguments(const dhp_attention *args, dhp_error *error) {
+static dhp_status check_call(const dhp_attention *args, form given, dhp_error *error) {
   const dhp_tensor *const q = &args->q, *const k = &args->k, *const v = &args->v, *const out = &args->out;
   const char *const names[] = {"q", "k", "v", "out"};
   const dhp_tensor *const tensors[] = {q, k, v, out};
   for (int i = 0; i < 4; i++) {
-    const dhp_status status = check_tensor(names[i], tensors[i], q->dtype, error);
+    const dhp_status status = check_tensor(names[i], tensors[i], q->dtype, given, error);
     if (status != DHP_OK) return status;
   }
   for (int i = 0; i < 4; i++) {
@@ -86,10 +107,15 @@ dhp_status dhp_check_arguments(const dhp_attention *args, dhp_error *error) {
   return DHP_OK;
 }
 
+dhp_status dhp_check_arguments(const dhp_attention *args, dhp_error *error) { return check_call(args, BATCHED, error); }
+
+dhp_status dhp_check_packed(const dhp_attention *packed, dhp_error *error) { return check_call(packed, PACKED, error); }
+
 /* A gradient, or the gradient of an output, is like the tensor that it belongs to. */
 static dhp_status check_like(const char *name, const dhp_tensor *t, const char *model_name, const dhp_tensor *model,
                              dhp_error *error) {
-  const dhp_status status = check_tensor(name, t, model->dtype, error);
+  const form given = BATCHED;
+  const dhp_status status = check_tensor(name, t, model->dtype, given, error);
   if (status != DHP_OK) return status;
   for (int i = 0; i < 4; i++)
     if (t->size[i] != model->size[i])

@@ -78,6 +78,21 @@ typedef struct dhp_attention {
 } dhp_attention;
 
 /*
+ * Attention within each of many sequences, packed: query rows of sequence b are [cu_seqlens_q[b], cu_seqlens_q[b + 1])
+ * of `packed`, its keys begin at cu_seqlens_k[b]. A row of out and lse has the bits of a call for its sequence alone.
+ * Rows behind the last sequence belong to none and become 0, their lse -inf.
+ */
+typedef struct dhp_varlen {
+  dhp_attention packed; /* q, out [1, Hq, tokens, D]; k, v [1, Hk, tokens, D]; lse [Hq, tokens]; no causal_offset */
+  int64_t sequences;
+  const int32_t *cu_seqlens_q, *cu_seqlens_k; /* [sequences + 1]; from 0 on, ascending, no more than there are rows */
+  const int32_t *seqused_k;                   /* [sequences]: only so many keys count; NULL: all */
+  int64_t max_seqlen_q, max_seqlen_k;         /* no sequence has more rows, or keys that count */
+  int is_bottom_right; /* causal rows and windows count from: 0: key i for query i; 1: the last key for the last query
+                        */
+} dhp_varlen;
+
+/*
  * The gradients of one attention call, given those of its results:
  *
  *     P = exp(scale q k^T - lse),  delta = rowsum(grad_out * out) - grad_lse,  dS = P * (grad_out v^T - delta),
@@ -109,6 +124,12 @@ DHP_API dhp_status dhp_attention_check(const dhp_attention *args, int on_cuda, d
 /* The same of dhp_backward_cpu and _cuda. */
 DHP_API dhp_status dhp_backward_check(const dhp_backward *args, int on_cuda, dhp_error *error);
 
+/*
+ * The same of dhp_varlen_cpu, but for what the lengths themselves say, which is found when it runs. On CUDA nothing is
+ * supported yet.
+ */
+DHP_API dhp_status dhp_varlen_check(const dhp_varlen *args, int on_cuda, dhp_error *error);
+
 /* ---- running --------------------------------------------------------------------------------------------------- */
 
 /*
@@ -118,6 +139,9 @@ DHP_API dhp_status dhp_backward_check(const dhp_backward *args, int on_cuda, dhp
 DHP_API dhp_status dhp_attention_cpu(const dhp_attention *args, const dhp_executor *executor, dhp_error *error);
 
 DHP_API dhp_status dhp_backward_cpu(const dhp_backward *args, const dhp_executor *executor, dhp_error *error);
+
+/* Lengths are public, and are checked before anything is written. */
+DHP_API dhp_status dhp_varlen_cpu(const dhp_varlen *args, const dhp_executor *executor, dhp_error *error);
 
 /*
  * On a Hopper GPU: float16 or bfloat16, D a multiple of 8 up to dhp_cuda_max_head_dim(). Enqueued on stream (a

@@ -6,14 +6,14 @@ dhp_safe_fa/_operator.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
 from dhp_safe_fa._operator import autocast, fake, gradients, transforms  # noqa: F401  (importing registers them)
-from dhp_safe_fa._operator.schema import DEFAULTS, refuse
+from dhp_safe_fa._operator.schema import DEFAULTS, VARLEN, refuse
 
 # Bound once: looking them up and choosing the overload would cost every call some microseconds.
 _attention = torch.ops.dhp.attention.default
@@ -65,9 +65,9 @@ def _run(operator: torch._ops.OpOverload[..., Any], q: Tensor, k: Tensor, v: Ten
             _exclude(_AUTOGRAD, False)
 
 
-def _sides(window: tuple[int, int]) -> tuple[int, int]:
+def _sides(window: tuple[int, int], operator: str = "attention") -> tuple[int, int]:
     if len(window) != 2:
-        refuse("attention", f"window: {window}; expected (left, right), two numbers of keys")
+        refuse(operator, f"window: {window}; expected (left, right), two numbers of keys")
     return window
 
 
@@ -131,3 +131,104 @@ def attention_lse(
         RuntimeError: as :func:`attention`.
     """
     return _run(_attention_lse, q, k, v, is_causal, scale, causal_offset, *_sides(window))  # type: ignore[no-any-return]
+
+
+Alignment = Literal["bottom-right", "top-left"]
+
+
+def attention_varlen(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    *,
+    is_causal: bool = False,
+    scale: float | None = None,
+    alignment: Alignment = "bottom-right",
+    window: tuple[int, int] = (-1, -1),
+    seqused_k: Tensor | None = None,
+) -> Tensor:
+    """:func:`attention` within each of many sequences of any lengths, packed one behind the other. On the CPU alone.
+
+    A row has the bits that it has in a call of :func:`attention` for its sequence alone.
+
+    Args:
+        q: [query tokens, Hq, D]; dtypes and strides as :func:`attention`.
+        k, v: [key tokens, Hk, D]; Hk divides Hq.
+        cu_seqlens_q: int32 [sequences + 1]; sequence b has the rows from cu_seqlens_q[b] up to cu_seqlens_q[b + 1].
+            Ascending from 0; rows behind the last belong to no sequence and become 0, their lse -inf.
+        cu_seqlens_k: the same of keys and values.
+        max_seqlen_q, max_seqlen_k: no sequence has more query rows, or keys that count.
+        is_causal: a query sees no key behind its place among the keys, which `alignment` says.
+        scale: as :func:`attention`.
+        alignment: where query i of a sequence stands among its keys, for is_causal and window: "bottom-right", as in
+            FlashAttention and cached decoding, the last query at the last key that counts; "top-left", as in torch's
+            SDPA, at key i.
+        window: (left, right), as :func:`attention`, around that place.
+        seqused_k: int32 [sequences]; of the keys of sequence b only the first seqused_k[b] count. All by default.
+
+    Returns:
+        [query tokens, Hq, D], contiguous, q's dtype. A row that sees no key is 0.
+
+    Raises:
+        RuntimeError: names the argument, what was given and what is supported. Lengths are looked at before anything is
+            computed. Also for CUDA tensors, and where an input requires grad and gradients are recorded.
+    """
+    options = (is_causal, scale, alignment, window, seqused_k)
+    return _varlen(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, *options)[0]
+
+
+def attention_varlen_lse(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    *,
+    is_causal: bool = False,
+    scale: float | None = None,
+    alignment: Alignment = "bottom-right",
+    window: tuple[int, int] = (-1, -1),
+    seqused_k: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """:func:`attention_varlen` and, per query row, the natural logarithm of the sum of exp(scaled scores).
+
+    Args:
+        q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k: as for :func:`attention_varlen`.
+        is_causal, scale, alignment, window, seqused_k: as for :func:`attention_varlen`.
+
+    Returns:
+        out as :func:`attention_varlen`; lse, [Hq, query tokens], float32 (float64 for float64 inputs), -inf where a row
+        sees no key.
+
+    Raises:
+        RuntimeError: as :func:`attention_varlen`.
+    """
+    options = (is_causal, scale, alignment, window, seqused_k)
+    return _varlen(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, *options)
+
+
+def _varlen(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    is_causal: bool,
+    scale: float | None,
+    alignment: Alignment,
+    window: tuple[int, int],
+    seqused_k: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    if alignment not in ("bottom-right", "top-left"):
+        refuse(VARLEN, f"alignment: {alignment!r}; supported: 'bottom-right', 'top-left'")
+    sequences = cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k
+    places = alignment == "bottom-right", *_sides(window, VARLEN)
+    return torch.ops.dhp.attention_varlen(q, k, v, *sequences, is_causal, scale, *places, seqused_k)  # type: ignore[no-any-return]

@@ -45,13 +45,14 @@ int64_t dhp_cpu_units(const dhp_attention *args) {
   return args->q.size[0] * args->k.size[1] * d.packs * d.tiles;
 }
 
-dhp_cpu_rows dhp_cpu_unit(const dhp_attention *args, const dhp_mask *mask, int64_t index) {
+dhp_cpu_rows dhp_cpu_unit(const dhp_attention *args, const dhp_mask *mask, int64_t lse_pitch, int64_t index) {
   const division d = division_of(args);
   const int64_t pack = index / d.tiles % d.packs, key_head = index / d.tiles / d.packs;
   const int64_t row = dhp_cpu_tile_at(index % d.tiles, d.tiles) * DHP_CPU_TILE_Q, left = args->q.size[2] - row;
   const int64_t heads = d.group - pack * d.heads < d.heads ? d.group - pack * d.heads : d.heads;
   return (dhp_cpu_rows){.args = args,
                         .mask = mask,
+                        .lse_pitch = lse_pitch,
                         .batch = key_head / args->k.size[1],
                         .head = key_head % args->k.size[1] * d.group + pack * d.heads,
                         .heads = (int)heads,
@@ -67,7 +68,7 @@ typedef struct forward_work {
 
 static void attend_unit(const void *context, int64_t index, dhp_cpu_scratch *scratch) {
   const forward_work *const work = context;
-  const dhp_cpu_rows rows = dhp_cpu_unit(work->args, work->mask, index);
+  const dhp_cpu_rows rows = dhp_cpu_unit(work->args, work->mask, work->args->q.size[2], index);
   work->kernel->attend(&rows, scratch);
 }
 
@@ -84,7 +85,7 @@ dhp_status dhp_cpu_forward_with(const dhp_cpu_kernel *kernel, const dhp_attentio
 dhp_status dhp_cpu_forward(const dhp_attention *args, const dhp_executor *executor, dhp_error *error) {
   const dhp_mask mask = dhp_mask_of(args);
   if (args->q.dtype == DHP_FLOAT64) {
-    dhp_float64_forward(args, &mask, executor);
+    dhp_float64_forward(args, &mask, args->q.size[2], executor);
     return DHP_OK;
   }
   dhp_cpu_kernel kernels[3];

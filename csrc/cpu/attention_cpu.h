@@ -17,4 +17,7 @@
  */
 dhp_status dhp_cpu_forward(const dhp_attention *args, const dhp_executor *executor, dhp_error *error);
 
+/* The same of packed sequences; their lengths are valid, too. CT: also on the lengths. */
+dhp_status dhp_cpu_varlen(const dhp_varlen *args, const dhp_executor *executor, dhp_error *error);
+
 #endif

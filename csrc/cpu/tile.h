@@ -49,6 +49,7 @@ typedef struct dhp_cpu_scratch {
 typedef struct dhp_cpu_rows {
   const dhp_attention *args;
   const dhp_mask *mask;
+  int64_t lse_pitch;   /* rows of lse from a head to the next: Sq, or all tokens where args is a sequence of many */
   int64_t batch, head; /* of q: the first head */
   int heads;           /* so many, of one key head; 1 where there are more than DHP_CPU_FEW_ROWS rows */
   int64_t first;       /* query row of each head */
@@ -117,11 +118,14 @@ int dhp_cpu_kernels(dhp_cpu_kernel kernels[3]);
 
 /* The units of a forward, and one of them. */
 int64_t dhp_cpu_units(const dhp_attention *args);
-dhp_cpu_rows dhp_cpu_unit(const dhp_attention *args, const dhp_mask *mask, int64_t index);
+dhp_cpu_rows dhp_cpu_unit(const dhp_attention *args, const dhp_mask *mask, int64_t lse_pitch, int64_t index);
 
 /* dhp_cpu_forward with a chosen kernel, and any mask of the call's lengths in place of the one that args ask for. */
 dhp_status dhp_cpu_forward_with(const dhp_cpu_kernel *kernel, const dhp_attention *args, const dhp_mask *mask,
                                 const dhp_executor *executor, dhp_error *error);
+/* The same of dhp_cpu_varlen, whose masks follow from the lengths. */
+dhp_status dhp_cpu_varlen_with(const dhp_cpu_kernel *kernel, const dhp_varlen *args, const dhp_executor *executor,
+                               dhp_error *error);
 /* The same of dhp_cpu_backward. */
 dhp_status dhp_cpu_backward_with(const dhp_cpu_kernel *kernel, const dhp_backward *args, const dhp_mask *mask,
                                  const dhp_executor *executor, dhp_error *error);

@@ -44,7 +44,7 @@ static void write_results(const dhp_cpu_rows *rows, const dhp_key_range seen[DHP
     }
   }
   for (int i = 0; args->lse && i < rows->count; i++)
-    ((float *)args->lse)[(rows->batch * out->size[1] + head_of(rows, i)) * out->size[2] + position_of(rows, i)] =
+    ((float *)args->lse)[(rows->batch * out->size[1] + head_of(rows, i)) * rows->lse_pitch + position_of(rows, i)] =
         scratch->lse[i];
 }
 

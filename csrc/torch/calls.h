@@ -21,6 +21,20 @@ struct Call {
   Options options;
 };
 
+/* One call of packed sequences; its tensors on one device. */
+struct VarlenCall {
+  Tensor q, k, v, cu_seqlens_q, cu_seqlens_k;
+  int64_t max_seqlen_q, max_seqlen_k;
+  Options options; /* without causal_offset */
+  bool is_bottom_right;
+  std::optional<Tensor> seqused_k;
+};
+
+/* Its results: [tokens, H, D] and [H, tokens]. */
+struct Packed {
+  Tensor out, lse;
+};
+
 /* The gradients that are wanted, of a call whose results were out and lse. */
 struct Gradients {
   Tensor grad_out, out, lse;
@@ -32,8 +46,13 @@ struct Gradients {
  */
 dhp_attention described(const Call &call);
 
+/* Flags and numbers of a call whose q is described. */
+void set_options(dhp_attention &args, const Options &options);
+
 /* attention, and the lse where it is wanted. */
 Tensor forward(const Call &call, Tensor *lse);
+
+Packed forward(const VarlenCall &call);
 
 /* dq, dk and dv into `results`; what is not needed as an empty tensor of size [0]. */
 void backward(const Call &call, const Gradients &gradients, Tensor results[3]);

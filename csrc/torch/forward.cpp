@@ -8,6 +8,16 @@
 
 namespace dhp {
 
+void set_options(dhp_attention &args, const Options &options) {
+  args.is_causal = options.is_causal;
+  args.causal_offset = options.causal_offset;
+  args.is_windowed = options.window_left != -1 || options.window_right != -1;
+  args.window_left = options.window_left;
+  args.window_right = options.window_right;
+  const double usual_scale = 1.0 / std::sqrt(static_cast<double>(args.q.size[3]));
+  args.scale = options.scale.value_or(usual_scale);
+}
+
 dhp_attention described(const Call &call) {
   const Tensor &q = call.q;
   check_same_device("k", call.k, q);
@@ -16,13 +26,7 @@ dhp_attention described(const Call &call) {
   args.q = describe("q", q);
   args.k = describe("k", call.k);
   args.v = describe("v", call.v);
-  args.is_causal = call.options.is_causal;
-  args.causal_offset = call.options.causal_offset;
-  args.is_windowed = call.options.window_left != -1 || call.options.window_right != -1;
-  args.window_left = call.options.window_left;
-  args.window_right = call.options.window_right;
-  const double usual_scale = 1.0 / std::sqrt(static_cast<double>(args.q.size[3]));
-  args.scale = call.options.scale.value_or(usual_scale);
+  set_options(args, call.options);
   return args;
 }
 

@@ -70,10 +70,26 @@ void attention_backward(StableIValue *stack, uint64_t arguments, uint64_t) {
   });
 }
 
+void attention_varlen(StableIValue *stack, uint64_t arguments, uint64_t) {
+  run_as("attention_varlen", [=] {
+    check_arguments(arguments, 13);
+    const char *const rows = "[tokens, H, D]", *const lengths = "[sequences + 1]";
+    const Options options{values::to<bool>(stack[7]), values::to<std::optional<double>>(stack[8]), 0,
+                          values::to<int64_t>(stack[10]), values::to<int64_t>(stack[11])};
+    const Packed results = forward({given("q", stack[0], rows), given("k", stack[1], rows), given("v", stack[2], rows),
+                                    given("cu_seqlens_q", stack[3], lengths), given("cu_seqlens_k", stack[4], lengths),
+                                    values::to<int64_t>(stack[5]), values::to<int64_t>(stack[6]), options,
+                                    values::to<bool>(stack[9]), values::to<std::optional<Tensor>>(stack[12])});
+    stack[0] = values::from(results.out);
+    stack[1] = values::from(results.lse);
+  });
+}
+
 void implement(torch::stable::detail::StableLibrary &library) {
   library.impl("attention", &attention);
   library.impl("attention_lse", &attention_lse);
   library.impl("attention_backward", &attention_backward);
+  library.impl("attention_varlen", &attention_varlen);
 }
 
 } // namespace

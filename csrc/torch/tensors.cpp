@@ -27,8 +27,8 @@ void check_same_device(const char *name, const Tensor &t, const Tensor &q) {
 
 /* ---- what a tensor is -------------------------------------------------------------------------------------------- */
 
-/* As Python calls it. C++ has names of its own for the older dtypes; those of the later ones differ in their case. */
-static std::string dtype_name(ScalarType dtype) {
+/* C++ has names of its own for the older dtypes; those of the later ones differ in their case. */
+std::string dtype_name(ScalarType dtype) {
   switch (dtype) {
   case ScalarType::Byte: return "uint8";
   case ScalarType::Char: return "int8";
@@ -48,7 +48,7 @@ static std::string dtype_name(ScalarType dtype) {
   return name;
 }
 
-static dhp_dtype dtype_of(const char *name, const Tensor &t) {
+dhp_dtype dtype_of(const char *name, const Tensor &t) {
   switch (t.scalar_type()) {
   case ScalarType::Float: return DHP_FLOAT32;
   case ScalarType::Half: return DHP_FLOAT16;
@@ -58,6 +58,13 @@ static dhp_dtype dtype_of(const char *name, const Tensor &t) {
     fail(std::string(name) + ": dtype " + dtype_name(t.scalar_type()) +
          "; supported: float16, bfloat16, and on the CPU float32 and float64");
   }
+}
+
+std::string shape_of(const Tensor &t, int64_t rank) {
+  std::string text = "[";
+  for (int64_t i = 0; i < rank; i++)
+    text += (i ? ", " : "") + std::to_string(t.size(i));
+  return text + "]";
 }
 
 dhp_tensor describe(const char *name, const Tensor &t) {
@@ -75,7 +82,7 @@ dhp_tensor describe(const char *name, const Tensor &t) {
 
 /* ---- inputs ------------------------------------------------------------------------------------------------------ */
 
-static Tensor contiguous_copy(const Tensor &t) {
+Tensor contiguous_copy(const Tensor &t) {
   Tensor copy = torch::stable::new_empty(t, t.sizes());
   torch::stable::copy_(copy, t);
   return copy;
@@ -127,13 +134,6 @@ ScalarType row_dtype(const Tensor &q) {
 Tensor new_rows(const Tensor &q) {
   const int64_t sizes[] = {q.size(0), q.size(1), q.size(2)};
   return torch::stable::new_empty(q, {sizes, 3}, row_dtype(q));
-}
-
-static std::string shape_of(const Tensor &t, int64_t rank) {
-  std::string text = "[";
-  for (int64_t i = 0; i < rank; i++)
-    text += (i ? ", " : "") + std::to_string(t.size(i));
-  return text + "]";
 }
 
 const void *readable_rows(const char *name, const Tensor &t, const Tensor &q, std::optional<Tensor> &keep) {

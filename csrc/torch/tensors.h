@@ -33,6 +33,14 @@ Tensor given(const char *name, StableIValue value, const char *shape);
 /* On q's device, or refused. */
 void check_same_device(const char *name, const Tensor &t, const Tensor &q);
 
+/* As Python calls it. */
+std::string dtype_name(ScalarType dtype);
+/* One that the core knows, or refused. */
+dhp_dtype dtype_of(const char *name, const Tensor &t);
+/* [size, ...] of the first `rank` dimensions. */
+std::string shape_of(const Tensor &t, int64_t rank);
+Tensor contiguous_copy(const Tensor &t);
+
 dhp_tensor describe(const char *name, const Tensor &t);
 
 /* The same input ready to be read; a copy in `keep` if its layout cannot be read in place. */

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from dhp_safe_fa._operator.schema import AUTOCAST, LIBRARY, OPERATORS
+from dhp_safe_fa._operator.schema import AUTOCAST, LIBRARY, OPERATORS, VARLEN
 
 
 def _autocast_rule(name: str, device_type: str) -> Callable[..., object]:
@@ -27,6 +27,6 @@ def _autocast_rule(name: str, device_type: str) -> Callable[..., object]:
 
 
 # The backward gets what the forward was cast to, and has no rule.
-for _name in OPERATORS:
+for _name in (*OPERATORS, VARLEN):
     for _device_type, _key in (("cpu", "AutocastCPU"), ("cuda", "AutocastCUDA")):
         LIBRARY.impl(_name, _autocast_rule(_name, _device_type), _key)

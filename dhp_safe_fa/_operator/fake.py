@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from dhp_safe_fa._operator.schema import BACKWARD, CPU_MAX_HEAD_DIM, DEFAULTS, DTYPES, LIBRARY, refuse
+from dhp_safe_fa._operator.schema import BACKWARD, CPU_MAX_HEAD_DIM, DEFAULTS, DTYPES, LIBRARY, VARLEN, refuse
 
 
 class _Checks:
     """What csrc/torch and the C core check of one call, in their order and words."""
 
-    def __init__(self, operator: str) -> None:
+    def __init__(self, operator: str, shape_of: Callable[[Tensor], list[int]] = lambda t: list(t.shape)) -> None:
+        """shape_of: how the caller wrote the shape of a tensor [B, H, S, D]."""
         self._operator = operator
+        self._shape_of = shape_of
 
     def refuse(self, sentence: str) -> None:
         refuse(self._operator, sentence)
@@ -30,10 +33,10 @@ class _Checks:
             if tensor.device != q.device:
                 self.refuse(f"{name}: on another device than q; all tensors must be on the same device")
 
-    def described(self, **tensors: Tensor) -> None:
+    def described(self, rank: int = 4, shape: str = "[B, H, S, D]", **tensors: Tensor) -> None:
         for name, tensor in tensors.items():
-            if tensor.dim() != 4:
-                self.refuse(f"{name}: rank {tensor.dim()}; expected 4 dimensions [B, H, S, D]")
+            if tensor.dim() != rank:
+                self.refuse(f"{name}: rank {tensor.dim()}; expected {rank} dimensions {shape}")
             if tensor.dtype not in DTYPES:
                 supported = "float16, bfloat16, and on the CPU float32 and float64"
                 self.refuse(f"{name}: dtype {_dtype(tensor)}; supported: {supported}")
@@ -52,16 +55,16 @@ class _Checks:
         for name, tensor in {"k": k, "v": v}.items():
             if tensor.dtype != q.dtype:
                 self.refuse(f"{name}: dtype {_dtype(tensor)} differs from q's {_dtype(q)}; they must agree")
-        shapes = f"(k {list(k.shape)}, q {list(q.shape)})"
+        shapes = f"(k {self._shape_of(k)}, q {self._shape_of(q)})"
         for dim in range(4):
             if k.size(dim) != v.size(dim):
-                self.refuse(f"v: shape {list(v.shape)} differs from k's {list(k.shape)}; they must be equal")
+                self.refuse(f"v: shape {self._shape_of(v)} differs from k's {self._shape_of(k)}; they must be equal")
         if k.size(0) != q.size(0):
             self.refuse(f"k: batch {k.size(0)} differs from q's batch {q.size(0)} {shapes}")
         if k.size(3) != q.size(3):
             self.refuse(f"k: head_dim {k.size(3)} differs from q's head_dim {q.size(3)} {shapes}")
         if q.size(3) < 1:
-            self.refuse(f"q: head_dim 0 in shape {list(q.shape)}; supported: 1 to {CPU_MAX_HEAD_DIM}")
+            self.refuse(f"q: head_dim 0 in shape {self._shape_of(q)}; supported: 1 to {CPU_MAX_HEAD_DIM}")
         if k.size(1) < 1 or q.size(1) % k.size(1) != 0:
             self.refuse(
                 f"k: {k.size(1)} key heads for {q.size(1)} query heads; "
@@ -77,6 +80,15 @@ class _Checks:
                 f"causal_offset: {causal_offset} without is_causal or a window; "
                 "supported: 0, or is_causal=True or a window with it"
             )
+
+    def lengths(self, count: int, **tensors: Tensor | None) -> None:
+        for name, tensor in tensors.items():
+            if tensor is None:
+                continue
+            if tensor.dim() != 1 or tensor.size(0) != count:
+                self.refuse(f"{name}: shape {list(tensor.shape)}; expected [{count}]")
+            if tensor.dtype != torch.int32:
+                self.refuse(f"{name}: dtype {_dtype(tensor)}; expected int32")
 
     def like(self, model: Tensor, model_name: str, **tensors: Tensor) -> None:
         for name, tensor in tensors.items():
@@ -161,3 +173,42 @@ def _backward(
     needed = {"dq": (need_dq, q), "dk": (need_dk, k), "dv": (need_dv, v)}
     dq, dk, dv = (torch.empty_like(like) if need else q.new_empty([0]) for need, like in needed.values())
     return dq, dk, dv
+
+
+def _as_batch(t: Tensor) -> Tensor:
+    """[tokens, H, D] as [1, H, tokens, D]."""
+    return t.transpose(0, 1).unsqueeze(0)
+
+
+@torch.library.register_fake(f"dhp::{VARLEN}", lib=LIBRARY)  # type: ignore[untyped-decorator]
+def _varlen(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    is_causal: bool = False,
+    scale: float | None = None,
+    is_bottom_right: bool = True,
+    window_left: int = -1,
+    window_right: int = -1,
+    seqused_k: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    checks = _Checks(VARLEN, lambda t: [t.size(2), t.size(1), t.size(3)])
+    checks.given("[tokens, H, D]", q=q, k=k, v=v)
+    checks.given("[sequences + 1]", cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
+    checks.on_device_of(q, k=k, v=v)
+    checks.described(3, "[tokens, H, D]", q=q, k=k, v=v)
+    if cu_seqlens_q.dim() != 1 or cu_seqlens_q.size(0) < 1:
+        checks.refuse(f"cu_seqlens_q: shape {list(cu_seqlens_q.shape)}; expected [sequences + 1]")
+    lengths = {"cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k}
+    checks.on_device_of(q, **lengths, **({} if seqused_k is None else {"seqused_k": seqused_k}))
+    checks.lengths(cu_seqlens_q.size(0), **lengths)
+    checks.lengths(cu_seqlens_q.size(0) - 1, seqused_k=seqused_k)
+    checks.call(_as_batch(q), _as_batch(k), _as_batch(v), is_causal, scale, 0, window_left, window_right)
+    for name, most in (("max_seqlen_q", max_seqlen_q), ("max_seqlen_k", max_seqlen_k)):
+        if most < 0:
+            checks.refuse(f"{name}: {most}; supported: not negative")
+    return q.new_empty(q.shape), q.new_empty([q.size(1), q.size(0)], dtype=_row_dtype(q))

@@ -17,7 +17,7 @@ from torch._functorch.utils import enable_single_level_autograd_function
 from torch.autograd import forward_ad
 from torch.autograd.function import _SingleLevelFunction
 
-from dhp_safe_fa._operator.schema import BACKWARD, DEFAULTS, LIBRARY, OPERATORS, refuse
+from dhp_safe_fa._operator.schema import BACKWARD, DEFAULTS, LIBRARY, OPERATORS, VARLEN, refuse
 
 _attention_lse = torch.ops.dhp.attention_lse.default
 _attention_backward = torch.ops.dhp.attention_backward.default
@@ -111,9 +111,9 @@ def _apply(function: Any, *arguments: Any) -> Any:
 # ---- without transforms ----------------------------------------------------------------------------------------------
 
 
-def _below_autograd(keys: Any, operator: Any, *arguments: Any) -> Any:
+def _below_autograd(keys: Any, operator: Any, *arguments: Any, **named: Any) -> Any:
     with torch._C._AutoDispatchBelowAutograd():
-        return operator._handle.redispatch_boxed(keys & _AFTER_AUTOGRAD, *arguments)
+        return operator._handle.redispatch_boxed(keys & _AFTER_AUTOGRAD, *arguments, **named)
 
 
 def _kernel(name: str) -> Callable[..., Any]:
@@ -127,5 +127,12 @@ def _kernel(name: str) -> Callable[..., Any]:
     return kernel
 
 
+def _undifferentiated(keys: Any, *arguments: Any, **named: Any) -> Any:
+    if is_recorded([*arguments, *named.values()]):
+        refuse(VARLEN, "gradients do not exist; supported: calls under torch.no_grad(), or of tensors without grad")
+    return _below_autograd(keys, getattr(torch.ops.dhp, VARLEN).default, *arguments, **named)
+
+
 for _name in (*OPERATORS, BACKWARD):
     LIBRARY.impl(_name, _kernel(_name), "Autograd", with_keyset=True)
+LIBRARY.impl(VARLEN, _undifferentiated, "Autograd", with_keyset=True)

@@ -19,6 +19,13 @@ OPTIONS = (
 OPERATORS = {"attention": "Tensor", "attention_lse": "(Tensor out, Tensor lse)"}
 # Their derivative. A gradient that is not needed comes as an empty tensor, of size [0].
 BACKWARD = "attention_backward"
+# Attention within packed sequences; on the CPU, without gradients.
+VARLEN = "attention_varlen"
+_VARLEN_ARGUMENTS = (
+    "Tensor q, Tensor k, Tensor v, Tensor cu_seqlens_q, Tensor cu_seqlens_k, int max_seqlen_q, int max_seqlen_k, "
+    "bool is_causal=False, float? scale=None, bool is_bottom_right=True, int window_left=-1, int window_right=-1, "
+    "Tensor? seqused_k=None"
+)
 _NEEDED = "Tensor? grad_lse=None, bool need_dq=True, bool need_dk=True, bool need_dv=True"
 
 HALVES = (torch.float16, torch.bfloat16)  # served on the CPU and on CUDA
@@ -33,6 +40,7 @@ SCHEMAS.append(
     f"{BACKWARD}(Tensor grad_out, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, {OPTIONS}, {_NEEDED})"
     " -> (Tensor dq, Tensor dk, Tensor dv)"
 )
+SCHEMAS.append(f"{VARLEN}({_VARLEN_ARGUMENTS}) -> (Tensor out, Tensor lse)")
 for _schema in SCHEMAS:
     LIBRARY.define(_schema, tags=(torch.Tag.pt2_compliant_tag,))
 

@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 C = ROOT / "tests" / "core" / "c"
 CPU = ROOT / "csrc" / "cpu"
 CORE = [*sorted(CPU.rglob("*.c")), ROOT / "csrc" / "error.c"]
-TESTS = [*sorted(C.rglob("test_*.c")), ROOT / "csrc" / "check.c"]
+TESTS = [*sorted(C.rglob("test_*.c")), ROOT / "csrc" / "check.c", ROOT / "csrc" / "varlen.c"]
 SHARED = [C / "check.c", C / "reference.c", C / "gradients" / "gradients.c"]
 
 WARNINGS = ["-Wall", "-Wextra", "-Wpedantic", "-Wshadow", "-Wconversion", "-Werror"]

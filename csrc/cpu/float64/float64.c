@@ -40,6 +40,7 @@ typedef struct job {
   const dhp_attention *args;
   const dhp_backward *backward; /* NULL in a forward */
   const dhp_mask *mask;
+  int64_t lse_pitch; /* as in dhp_cpu_rows */
 } job;
 
 /* Row i of head h: once over the keys for the maximum, once more for the sums. CT: what it sees is public. */
@@ -63,7 +64,7 @@ static void forward_row(const job *work, int64_t b, int64_t h, int64_t i) {
   const int is_seeing = seen.first < seen.last;
   if (is_seeing) finish_row(out, dhp_ct64_reciprocal(sum), head_dim);
   if (args->lse) {
-    double *const lse = (double *)args->lse + (b * args->q.size[1] + h) * args->q.size[2] + i;
+    double *const lse = (double *)args->lse + (b * args->q.size[1] + h) * work->lse_pitch + i;
     *lse = is_seeing ? dhp_ct64_canonical(shift + dhp_ct64_log(sum)) : -__builtin_inf();
   }
 }
@@ -167,13 +168,14 @@ static void run_all(job *work, const dhp_tensor *t, void (*body)(void *, int64_t
     body(work, 0, count);
 }
 
-void dhp_float64_forward(const dhp_attention *args, const dhp_mask *mask, const dhp_executor *executor) {
-  job work = {args, NULL, mask};
+void dhp_float64_forward(const dhp_attention *args, const dhp_mask *mask, int64_t lse_pitch,
+                         const dhp_executor *executor) {
+  job work = {args, NULL, mask, lse_pitch};
   run_all(&work, &args->q, forward_body, executor);
 }
 
 void dhp_float64_backward(const dhp_backward *args, const dhp_mask *mask, const dhp_executor *executor) {
-  job work = {&args->forward, args, mask};
+  job work = {&args->forward, args, mask, args->forward.q.size[2]};
   if (args->dq.data) run_all(&work, &args->forward.q, query_body, executor);
   if (args->dk.data || args->dv.data) run_all(&work, &args->forward.k, key_body, executor);
 }

@@ -12,8 +12,9 @@
 
 #include "../../mask.h"
 
-/* Non-empty output; Sk may be 0. */
-void dhp_float64_forward(const dhp_attention *args, const dhp_mask *mask, const dhp_executor *executor);
+/* Non-empty output; Sk may be 0. lse_pitch: as in dhp_cpu_rows. */
+void dhp_float64_forward(const dhp_attention *args, const dhp_mask *mask, int64_t lse_pitch,
+                         const dhp_executor *executor);
 
 /* The wanted gradients; any length may be 0. */
 void dhp_float64_backward(const dhp_backward *args, const dhp_mask *mask, const dhp_executor *executor);

@@ -53,7 +53,7 @@ static int run(const dhp_cpu_kernel *kernel, const secrecy_case *c, dhp_dtype dt
   make_secret(p.v);
   dhp_status status = DHP_OK;
   if (dtype == DHP_FLOAT64)
-    dhp_float64_forward(&p.args, &p.mask, NULL);
+    dhp_float64_forward(&p.args, &p.mask, p.args.q.size[2], NULL);
   else
     status = dhp_cpu_forward_with(kernel, &p.args, &p.mask, NULL, NULL);
   const int64_t undefined = secret_rows(&p.args.out), seen = rows_that_see(&p.mask);
@@ -61,6 +61,25 @@ static int run(const dhp_cpu_kernel *kernel, const secrecy_case *c, dhp_dtype dt
   declassify(p.lse, p.lse_size);
   problem_free(&p);
   return status == DHP_OK && undefined == seen;
+}
+
+/* The same rows as two packed sequences, of which the second has the last query. */
+static int run_packed(const dhp_cpu_kernel *kernel, const secrecy_case *c, dhp_dtype dtype) {
+  problem p = secrecy_problem(c, dtype, CONTIGUOUS);
+  const int32_t queries = (int32_t)c->s.queries, keys = (int32_t)c->s.keys;
+  const int32_t cu_q[] = {0, queries - 1, queries}, cu_k[] = {0, keys / 2, keys};
+  dhp_varlen args = {p.args, 2, cu_q, cu_k, NULL, queries, keys, 1};
+  for (int i = 0; i < 4; i++) /* the first batch alone: packed tensors have one */
+    (&args.packed.q)[i].size[0] = 1;
+  make_secret(p.q);
+  make_secret(p.k);
+  make_secret(p.v);
+  const dhp_status status = dhp_cpu_varlen_with(kernel, &args, NULL, NULL);
+  const int64_t undefined = secret_rows(&p.args.out);
+  declassify(p.out.data, p.out.size);
+  declassify(p.lse, p.lse_size);
+  problem_free(&p);
+  return status == DHP_OK && undefined == (keys / 2 > 0 ? queries - 1 : 0) + (keys > 0);
 }
 
 static int run_gradients(const dhp_cpu_kernel *kernel, const secrecy_case *c, dhp_dtype dtype, memory_layout layout) {
@@ -92,12 +111,13 @@ static int run_all(void) {
       for (int i = 0; i < SECRECY_CASES; i++) {
         const memory_layout layout = (memory_layout)(i % 3);
         if (!run(&kernels[k], &secrecy_cases[i], (dhp_dtype)dtype, layout) ||
-            !run_gradients(&kernels[k], &secrecy_cases[i], (dhp_dtype)dtype, layout)) {
+            !run_gradients(&kernels[k], &secrecy_cases[i], (dhp_dtype)dtype, layout) ||
+            (dtype != DHP_FLOAT64 && !run_packed(&kernels[k], &secrecy_cases[i], (dhp_dtype)dtype))) {
           fprintf(stderr, "%s, dtype %d, %s: failed, or the output was not secret\n", kernels[k].instructions, dtype,
                   secrecy_cases[i].what);
           return EXIT_FAILURE;
         }
-        runs += 2;
+        runs += dtype == DHP_FLOAT64 ? 2 : 3;
       }
   printf("%d runs on secret data, kernels:", runs);
   for (int k = 0; k < count; k++)

@@ -73,7 +73,9 @@ static inline gradient_problem secrecy_gradients(const secrecy_case *c, dhp_dtyp
 }
 
 /* The first unit of work: a tile of rows of the first head, or few rows of the first heads. */
-static inline dhp_cpu_rows secrecy_rows(const problem *p) { return dhp_cpu_unit(&p->args, &p->mask, 0); }
+static inline dhp_cpu_rows secrecy_rows(const problem *p) {
+  return dhp_cpu_unit(&p->args, &p->mask, p->args.q.size[2], 0);
+}
 
 /* All three functions of a backward, on the first tile of the first head; lse and delta: memory for its queries. */
 static inline void secrecy_differentiate(const dhp_cpu_kernel *kernel, const gradient_problem *p, float *lse,

@@ -32,6 +32,7 @@ int main(int argc, char **argv) {
   test_gradients();
   test_gradient_rows();
   test_refusals();
+  test_varlen();
   test_runtime();
   return check_summary();
 }

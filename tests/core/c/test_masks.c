@@ -47,12 +47,14 @@ static void test_bands(void) {
           check_band(queries, keys, bounds[low], bounds[high]);
 }
 
-/* As csrc/dhp_fa.h says it, in numbers that do not overflow. */
+__extension__ typedef __int128 wide; /* in which nothing below overflows */
+
+/* As csrc/dhp_fa.h says it. */
 static int is_visible_by(const dhp_attention *args, int64_t i, int64_t j) {
-  const __int128 beyond = (__int128)j - i - args->causal_offset;
+  const wide beyond = (wide)j - i - args->causal_offset;
   if (args->is_causal && beyond > 0) return 0;
   if (!args->is_windowed) return 1;
-  return (args->window_left == -1 || beyond >= -(__int128)args->window_left) &&
+  return (args->window_left == -1 || beyond >= -(wide)args->window_left) &&
          (args->window_right == -1 || beyond <= args->window_right);
 }
 

@@ -1,0 +1,69 @@
+/*
+ * varlen.c - the entry points of packed sequences: check, run.
+ *
+ * Lengths are public and are read here; no element of q, k or v is.
+ */
+#include "check.h"
+#include "cpu/attention_cpu.h"
+#include "error.h"
+
+dhp_status dhp_varlen_check(const dhp_varlen *args, int on_cuda, dhp_error *error) {
+  const dhp_status status = dhp_check_packed(&args->packed, error);
+  if (status != DHP_OK) return status;
+  if (args->max_seqlen_q < 0 || args->max_seqlen_k < 0)
+    return dhp_fail(error, DHP_INVALID_ARGUMENT, "max_seqlen_%s: %lld; supported: not negative",
+                    args->max_seqlen_q < 0 ? "q" : "k",
+                    (long long)(args->max_seqlen_q < 0 ? args->max_seqlen_q : args->max_seqlen_k));
+  if (on_cuda)
+    return dhp_fail(error, DHP_UNSUPPORTED,
+                    "cu_seqlens_q: packed sequences; supported on CUDA: none, but a call of attention for each length");
+  if (args->packed.q.size[3] > DHP_CPU_MAX_HEAD_DIM)
+    return dhp_fail(error, DHP_UNSUPPORTED, "q: head_dim %lld; supported on CPU: 1 to %d",
+                    (long long)args->packed.q.size[3], DHP_CPU_MAX_HEAD_DIM);
+  return DHP_OK;
+}
+
+/* Of q or k: begins at 0, ascends by no more than `most`, ends within the rows there are. */
+static dhp_status check_cumulative(const char *name, const int32_t *lengths, int64_t sequences, int64_t rows,
+                                   int64_t most, dhp_error *error) {
+  if (lengths[0] != 0)
+    return dhp_fail(error, DHP_INVALID_ARGUMENT, "cu_seqlens_%s: begins with %d; supported: 0", name, (int)lengths[0]);
+  for (int64_t b = 0; b < sequences; b++) {
+    const int64_t length = (int64_t)lengths[b + 1] - lengths[b];
+    if (length < 0)
+      return dhp_fail(error, DHP_INVALID_ARGUMENT, "cu_seqlens_%s: %d behind %d, at %lld; supported: ascending numbers",
+                      name, (int)lengths[b + 1], (int)lengths[b], (long long)b + 1);
+    if (length > most)
+      return dhp_fail(error, DHP_INVALID_ARGUMENT,
+                      "max_seqlen_%s: %lld, but sequence %lld has %lld rows; supported: no less than the longest", name,
+                      (long long)most, (long long)b, (long long)length);
+  }
+  if (lengths[sequences] > rows)
+    return dhp_fail(error, DHP_INVALID_ARGUMENT, "cu_seqlens_%s: ends with %d, but %s has %lld rows", name,
+                    (int)lengths[sequences], name, (long long)rows);
+  return DHP_OK;
+}
+
+static dhp_status check_lengths(const dhp_varlen *args, dhp_error *error) {
+  const int64_t n = args->sequences, most_keys = args->seqused_k ? INT32_MAX : args->max_seqlen_k;
+  dhp_status status = check_cumulative("q", args->cu_seqlens_q, n, args->packed.q.size[2], args->max_seqlen_q, error);
+  if (status == DHP_OK) status = check_cumulative("k", args->cu_seqlens_k, n, args->packed.k.size[2], most_keys, error);
+  for (int64_t b = 0; b < n && status == DHP_OK && args->seqused_k; b++) {
+    const int64_t used = args->seqused_k[b], room = (int64_t)args->cu_seqlens_k[b + 1] - args->cu_seqlens_k[b];
+    if (used < 0 || used > room)
+      return dhp_fail(error, DHP_INVALID_ARGUMENT, "seqused_k: %lld for sequence %lld; supported: 0 to its %lld keys",
+                      (long long)used, (long long)b, (long long)room);
+    if (used > args->max_seqlen_k)
+      return dhp_fail(error, DHP_INVALID_ARGUMENT,
+                      "max_seqlen_k: %lld, but sequence %lld has %lld keys; supported: no less than the longest",
+                      (long long)args->max_seqlen_k, (long long)b, (long long)used);
+  }
+  return status;
+}
+
+dhp_status dhp_varlen_cpu(const dhp_varlen *args, const dhp_executor *executor, dhp_error *error) {
+  dhp_status status = dhp_varlen_check(args, 0, error);
+  if (status == DHP_OK) status = check_lengths(args, error);
+  if (status != DHP_OK || args->packed.q.size[1] == 0 || args->packed.q.size[2] == 0) return status;
+  return dhp_cpu_varlen(args, executor, error);
+}
