@@ -22,7 +22,8 @@ const char *dhp_dtype_name(dhp_dtype dtype) {
 /* How the caller wrote the shape of a tensor [B, H, S, D]. */
 typedef enum form {
   BATCHED, /* [B, H, S, D] */
-  PACKED   /* [S, H, D] */
+  PACKED,  /* [S, H, D] */
+  PAGED    /* [B, S, H, D] */
 } form;
 
 typedef struct shape_text {
@@ -35,7 +36,8 @@ static shape_text shape_of(const dhp_tensor *t, form given) {
   if (given == PACKED)
     snprintf(shape.text, sizeof shape.text, "[%lld, %lld, %lld]", s, h, d);
   else
-    snprintf(shape.text, sizeof shape.text, "[%lld, %lld, %lld, %lld]", b, h, s, d);
+    snprintf(shape.text, sizeof shape.text, "[%lld, %lld, %lld, %lld]", b, given == PAGED ? s : h,
+             given == PAGED ? h : s, d);
   return shape;
 }
 
@@ -59,32 +61,35 @@ static dhp_status check_tensor(const char *name, const dhp_tensor *t, dhp_dtype 
   return DHP_OK;
 }
 
-static dhp_status check_call(const dhp_attention *args, form given, dhp_error *error) {
+/* `given`: how q and out are written; `keys`: how k and v are. Pages belong to no batch. */
+static dhp_status check_call(const dhp_attention *args, form given, form keys, dhp_error *error) {
   const dhp_tensor *const q = &args->q, *const k = &args->k, *const v = &args->v, *const out = &args->out;
   const char *const names[] = {"q", "k", "v", "out"};
   const dhp_tensor *const tensors[] = {q, k, v, out};
   for (int i = 0; i < 4; i++) {
-    const dhp_status status = check_tensor(names[i], tensors[i], q->dtype, given, error);
+    const dhp_status status =
+        check_tensor(names[i], tensors[i], q->dtype, tensors[i] == k || tensors[i] == v ? keys : given, error);
     if (status != DHP_OK) return status;
   }
   for (int i = 0; i < 4; i++) {
     if (k->size[i] != v->size[i])
       return dhp_fail(error, DHP_INVALID_ARGUMENT, "v: shape " SHAPE " differs from k's " SHAPE "; they must be equal",
-                      SIZES(*v), SIZES(*k));
+                      shape_of(v, keys).text, shape_of(k, keys).text);
     if (out->size[i] != q->size[i])
       return dhp_fail(error, DHP_INVALID_ARGUMENT,
-                      "out: shape " SHAPE " differs from q's " SHAPE "; they must be equal", SIZES(*out), SIZES(*q));
+                      "out: shape " SHAPE " differs from q's " SHAPE "; they must be equal", shape_of(out, given).text,
+                      shape_of(q, given).text);
   }
-  if (k->size[0] != q->size[0])
+  if (keys != PAGED && k->size[0] != q->size[0])
     return dhp_fail(error, DHP_INVALID_ARGUMENT, "k: batch %lld differs from q's batch %lld (k " SHAPE ", q " SHAPE ")",
-                    (long long)k->size[0], (long long)q->size[0], SIZES(*k), SIZES(*q));
+                    (long long)k->size[0], (long long)q->size[0], shape_of(k, keys).text, shape_of(q, given).text);
   if (k->size[3] != q->size[3])
     return dhp_fail(error, DHP_INVALID_ARGUMENT,
                     "k: head_dim %lld differs from q's head_dim %lld (k " SHAPE ", q " SHAPE ")", (long long)k->size[3],
-                    (long long)q->size[3], SIZES(*k), SIZES(*q));
+                    (long long)q->size[3], shape_of(k, keys).text, shape_of(q, given).text);
   if (q->size[3] < 1)
-    return dhp_fail(error, DHP_INVALID_ARGUMENT, "q: head_dim 0 in shape " SHAPE "; supported: 1 to %d", SIZES(*q),
-                    DHP_CPU_MAX_HEAD_DIM);
+    return dhp_fail(error, DHP_INVALID_ARGUMENT, "q: head_dim 0 in shape " SHAPE "; supported: 1 to %d",
+                    shape_of(q, given).text, DHP_CPU_MAX_HEAD_DIM);
   if (k->size[1] < 1 || q->size[1] % k->size[1] != 0)
     return dhp_fail(error, DHP_INVALID_ARGUMENT,
                     "k: %lld key heads for %lld query heads; the number of query heads must be a multiple of it",
@@ -107,9 +112,13 @@ static dhp_status check_call(const dhp_attention *args, form given, dhp_error *e
   return DHP_OK;
 }
 
-dhp_status dhp_check_arguments(const dhp_attention *args, dhp_error *error) { return check_call(args, BATCHED, error); }
+dhp_status dhp_check_arguments(const dhp_attention *args, dhp_error *error) {
+  return check_call(args, BATCHED, BATCHED, error);
+}
 
-dhp_status dhp_check_packed(const dhp_attention *packed, dhp_error *error) { return check_call(packed, PACKED, error); }
+dhp_status dhp_check_packed(const dhp_attention *packed, int is_paged, dhp_error *error) {
+  return check_call(packed, PACKED, is_paged ? PAGED : PACKED, error);
+}
 
 /* A gradient, or the gradient of an output, is like the tensor that it belongs to. */
 static dhp_status check_like(const char *name, const dhp_tensor *t, const char *model_name, const dhp_tensor *model,

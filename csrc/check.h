@@ -11,8 +11,8 @@ const char *dhp_dtype_name(dhp_dtype dtype);
 /* Shapes, dtypes, strides and scale agree; looks at no element and at no limit of one backend. */
 dhp_status dhp_check_arguments(const dhp_attention *args, dhp_error *error);
 
-/* The same of packed sequences, whose shapes are told as [S, H, D]. */
-dhp_status dhp_check_packed(const dhp_attention *packed, dhp_error *error);
+/* The same of packed sequences, whose shapes are told as [S, H, D]; or, of k and v in pages, [pages, S, H, D]. */
+dhp_status dhp_check_packed(const dhp_attention *packed, int is_paged, dhp_error *error);
 
 /* The same of a backward: of its forward, which must have an lse, of grad_out, and of the wanted gradients. */
 dhp_status dhp_check_gradients(const dhp_backward *args, dhp_error *error);

@@ -81,15 +81,21 @@ typedef struct dhp_attention {
  * Attention within each of many sequences, packed: query rows of sequence b are [cu_seqlens_q[b], cu_seqlens_q[b + 1])
  * of `packed`, its keys begin at cu_seqlens_k[b]. A row of out and lse has the bits of a call for its sequence alone.
  * Rows behind the last sequence belong to none and become 0, their lse -inf.
+ *
+ * With a page_table k and v are a cache in pages, [pages, Hk, page_size, D], of 16, 32, 64, 128 or 256 keys: key j of
+ * sequence b is row j % page_size of page page_table[b][j / page_size]. Pages may come in any order and be shared. Only
+ * entries of keys that count are read. One that names no page is refused, or, where a host cannot look at the table,
+ * followed nowhere.
  */
 typedef struct dhp_varlen {
   dhp_attention packed; /* q, out [1, Hq, tokens, D]; k, v [1, Hk, tokens, D]; lse [Hq, tokens]; no causal_offset */
   int64_t sequences;
   const int32_t *cu_seqlens_q, *cu_seqlens_k; /* [sequences + 1]; from 0 on, ascending, no more than there are rows */
   const int32_t *seqused_k;                   /* [sequences]: only so many keys count; NULL: all */
-  int64_t max_seqlen_q, max_seqlen_k;         /* no sequence has more rows, or keys that count */
-  int is_bottom_right; /* causal rows and windows count from: 0: key i for query i; 1: the last key for the last query
-                        */
+  const int32_t *page_table;                  /* [sequences, page_table_width], in place of cu_seqlens_k; or NULL */
+  int64_t page_table_width;
+  int64_t max_seqlen_q, max_seqlen_k; /* no sequence has more rows, or keys that count */
+  int is_bottom_right; /* where query i stands: 0: at key i; 1: so that the last query stands at the last key */
 } dhp_varlen;
 
 /*

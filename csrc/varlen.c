@@ -7,9 +7,14 @@
 #include "cpu/attention_cpu.h"
 #include "error.h"
 
+static int is_page_size(int64_t size) { return size == 16 || size == 32 || size == 64 || size == 128 || size == 256; }
+
 dhp_status dhp_varlen_check(const dhp_varlen *args, int on_cuda, dhp_error *error) {
-  const dhp_status status = dhp_check_packed(&args->packed, error);
+  const dhp_status status = dhp_check_packed(&args->packed, args->page_table != NULL, error);
   if (status != DHP_OK) return status;
+  if (args->page_table && !is_page_size(args->packed.k.size[2]))
+    return dhp_fail(error, DHP_UNSUPPORTED, "k: pages of %lld keys; supported: 16, 32, 64, 128, 256",
+                    (long long)args->packed.k.size[2]);
   if (args->max_seqlen_q < 0 || args->max_seqlen_k < 0)
     return dhp_fail(error, DHP_INVALID_ARGUMENT, "max_seqlen_%s: %lld; supported: not negative",
                     args->max_seqlen_q < 0 ? "q" : "k",
@@ -44,12 +49,28 @@ static dhp_status check_cumulative(const char *name, const int32_t *lengths, int
   return DHP_OK;
 }
 
+/* Where the keys that count lie: every entry of theirs is a page. */
+static dhp_status check_pages(const dhp_varlen *args, int64_t b, int64_t used, dhp_error *error) {
+  const int64_t size = args->packed.k.size[2], pages = args->packed.k.size[0];
+  for (int64_t i = 0; i * size < used; i++) {
+    const int32_t page = args->page_table[b * args->page_table_width + i];
+    if (page < 0 || page >= pages)
+      return dhp_fail(error, DHP_INVALID_ARGUMENT,
+                      "page_table: %d at [%lld, %lld]; supported: a page of k and v, which have %lld", (int)page,
+                      (long long)b, (long long)i, (long long)pages);
+  }
+  return DHP_OK;
+}
+
 static dhp_status check_lengths(const dhp_varlen *args, dhp_error *error) {
   const int64_t n = args->sequences, most_keys = args->seqused_k ? INT32_MAX : args->max_seqlen_k;
   dhp_status status = check_cumulative("q", args->cu_seqlens_q, n, args->packed.q.size[2], args->max_seqlen_q, error);
-  if (status == DHP_OK) status = check_cumulative("k", args->cu_seqlens_k, n, args->packed.k.size[2], most_keys, error);
+  if (status == DHP_OK && !args->page_table)
+    status = check_cumulative("k", args->cu_seqlens_k, n, args->packed.k.size[2], most_keys, error);
   for (int64_t b = 0; b < n && status == DHP_OK && args->seqused_k; b++) {
-    const int64_t used = args->seqused_k[b], room = (int64_t)args->cu_seqlens_k[b + 1] - args->cu_seqlens_k[b];
+    const int64_t used = args->seqused_k[b];
+    const int64_t room = args->page_table ? args->page_table_width * args->packed.k.size[2]
+                                          : (int64_t)args->cu_seqlens_k[b + 1] - args->cu_seqlens_k[b];
     if (used < 0 || used > room)
       return dhp_fail(error, DHP_INVALID_ARGUMENT, "seqused_k: %lld for sequence %lld; supported: 0 to its %lld keys",
                       (long long)used, (long long)b, (long long)room);
@@ -57,6 +78,7 @@ static dhp_status check_lengths(const dhp_varlen *args, dhp_error *error) {
       return dhp_fail(error, DHP_INVALID_ARGUMENT,
                       "max_seqlen_k: %lld, but sequence %lld has %lld keys; supported: no less than the longest",
                       (long long)args->max_seqlen_k, (long long)b, (long long)used);
+    if (args->page_table) status = check_pages(args, b, used, error);
   }
   return status;
 }

@@ -141,7 +141,7 @@ def attention_varlen(
     k: Tensor,
     v: Tensor,
     cu_seqlens_q: Tensor,
-    cu_seqlens_k: Tensor,
+    cu_seqlens_k: Tensor | None,
     max_seqlen_q: int,
     max_seqlen_k: int,
     *,
@@ -150,17 +150,19 @@ def attention_varlen(
     alignment: Alignment = "bottom-right",
     window: tuple[int, int] = (-1, -1),
     seqused_k: Tensor | None = None,
+    page_table: Tensor | None = None,
 ) -> Tensor:
     """:func:`attention` within each of many sequences of any lengths, packed one behind the other. On the CPU alone.
 
-    A row has the bits that it has in a call of :func:`attention` for its sequence alone.
+    A row has the bits that it has in a call of :func:`attention` for its sequence alone, wherever its keys lie.
 
     Args:
         q: [query tokens, Hq, D]; dtypes and strides as :func:`attention`.
-        k, v: [key tokens, Hk, D]; Hk divides Hq.
+        k, v: [key tokens, Hk, D]; Hk divides Hq. With page_table a cache in pages, [pages, page_size, Hk, D], of 16,
+            32, 64, 128 or 256 keys.
         cu_seqlens_q: int32 [sequences + 1]; sequence b has the rows from cu_seqlens_q[b] up to cu_seqlens_q[b + 1].
             Ascending from 0; rows behind the last belong to no sequence and become 0, their lse -inf.
-        cu_seqlens_k: the same of keys and values.
+        cu_seqlens_k: the same of keys and values. None with page_table.
         max_seqlen_q, max_seqlen_k: no sequence has more query rows, or keys that count.
         is_causal: a query sees no key behind its place among the keys, which `alignment` says.
         scale: as :func:`attention`.
@@ -168,16 +170,20 @@ def attention_varlen(
             FlashAttention and cached decoding, the last query at the last key that counts; "top-left", as in torch's
             SDPA, at key i.
         window: (left, right), as :func:`attention`, around that place.
-        seqused_k: int32 [sequences]; of the keys of sequence b only the first seqused_k[b] count. All by default.
+        seqused_k: int32 [sequences]; of the keys of sequence b only the first seqused_k[b] count. All by default;
+            needed with page_table.
+        page_table: int32 [sequences, pages of a sequence]; key j of sequence b is row j % page_size of page
+            page_table[b, j // page_size] of k and v. Pages may come in any order, and sequences may share them. Entries
+            behind a sequence's last key may be anything.
 
     Returns:
         [query tokens, Hq, D], contiguous, q's dtype. A row that sees no key is 0.
 
     Raises:
-        RuntimeError: names the argument, what was given and what is supported. Lengths are looked at before anything is
-            computed. Also for CUDA tensors, and where an input requires grad and gradients are recorded.
+        RuntimeError: names the argument, what was given and what is supported. Lengths and pages are looked at before
+            anything is computed. Also for CUDA tensors, and where an input requires grad and gradients are recorded.
     """
-    options = (is_causal, scale, alignment, window, seqused_k)
+    options = (is_causal, scale, alignment, window, seqused_k, page_table)
     return _varlen(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, *options)[0]
 
 
@@ -186,7 +192,7 @@ def attention_varlen_lse(
     k: Tensor,
     v: Tensor,
     cu_seqlens_q: Tensor,
-    cu_seqlens_k: Tensor,
+    cu_seqlens_k: Tensor | None,
     max_seqlen_q: int,
     max_seqlen_k: int,
     *,
@@ -195,12 +201,13 @@ def attention_varlen_lse(
     alignment: Alignment = "bottom-right",
     window: tuple[int, int] = (-1, -1),
     seqused_k: Tensor | None = None,
+    page_table: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """:func:`attention_varlen` and, per query row, the natural logarithm of the sum of exp(scaled scores).
 
     Args:
         q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k: as for :func:`attention_varlen`.
-        is_causal, scale, alignment, window, seqused_k: as for :func:`attention_varlen`.
+        is_causal, scale, alignment, window, seqused_k, page_table: as for :func:`attention_varlen`.
 
     Returns:
         out as :func:`attention_varlen`; lse, [Hq, query tokens], float32 (float64 for float64 inputs), -inf where a row
@@ -209,7 +216,7 @@ def attention_varlen_lse(
     Raises:
         RuntimeError: as :func:`attention_varlen`.
     """
-    options = (is_causal, scale, alignment, window, seqused_k)
+    options = (is_causal, scale, alignment, window, seqused_k, page_table)
     return _varlen(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, *options)
 
 
@@ -218,7 +225,7 @@ def _varlen(
     k: Tensor,
     v: Tensor,
     cu_seqlens_q: Tensor,
-    cu_seqlens_k: Tensor,
+    cu_seqlens_k: Tensor | None,
     max_seqlen_q: int,
     max_seqlen_k: int,
     is_causal: bool,
@@ -226,9 +233,11 @@ def _varlen(
     alignment: Alignment,
     window: tuple[int, int],
     seqused_k: Tensor | None,
+    page_table: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
     if alignment not in ("bottom-right", "top-left"):
         refuse(VARLEN, f"alignment: {alignment!r}; supported: 'bottom-right', 'top-left'")
     sequences = cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k
+    keys = seqused_k, page_table
     places = alignment == "bottom-right", *_sides(window, VARLEN)
-    return torch.ops.dhp.attention_varlen(q, k, v, *sequences, is_causal, scale, *places, seqused_k)  # type: ignore[no-any-return]
+    return torch.ops.dhp.attention_varlen(q, k, v, *sequences, is_causal, scale, *places, *keys)  # type: ignore[no-any-return]

@@ -45,14 +45,15 @@ int64_t dhp_cpu_units(const dhp_attention *args) {
   return args->q.size[0] * args->k.size[1] * d.packs * d.tiles;
 }
 
-dhp_cpu_rows dhp_cpu_unit(const dhp_attention *args, const dhp_mask *mask, int64_t lse_pitch, int64_t index) {
+dhp_cpu_rows dhp_cpu_unit(const dhp_attention *args, const dhp_mask *mask, const dhp_cpu_places *places,
+                          int64_t index) {
   const division d = division_of(args);
   const int64_t pack = index / d.tiles % d.packs, key_head = index / d.tiles / d.packs;
   const int64_t row = dhp_cpu_tile_at(index % d.tiles, d.tiles) * DHP_CPU_TILE_Q, left = args->q.size[2] - row;
   const int64_t heads = d.group - pack * d.heads < d.heads ? d.group - pack * d.heads : d.heads;
   return (dhp_cpu_rows){.args = args,
                         .mask = mask,
-                        .lse_pitch = lse_pitch,
+                        .places = places,
                         .batch = key_head / args->k.size[1],
                         .head = key_head % args->k.size[1] * d.group + pack * d.heads,
                         .heads = (int)heads,
@@ -64,11 +65,12 @@ typedef struct forward_work {
   const dhp_cpu_kernel *kernel;
   const dhp_attention *args;
   const dhp_mask *mask;
+  dhp_cpu_places places;
 } forward_work;
 
 static void attend_unit(const void *context, int64_t index, dhp_cpu_scratch *scratch) {
   const forward_work *const work = context;
-  const dhp_cpu_rows rows = dhp_cpu_unit(work->args, work->mask, work->args->q.size[2], index);
+  const dhp_cpu_rows rows = dhp_cpu_unit(work->args, work->mask, &work->places, index);
   work->kernel->attend(&rows, scratch);
 }
 
@@ -76,7 +78,7 @@ static void attend_unit(const void *context, int64_t index, dhp_cpu_scratch *scr
 
 dhp_status dhp_cpu_forward_with(const dhp_cpu_kernel *kernel, const dhp_attention *args, const dhp_mask *mask,
                                 const dhp_executor *executor, dhp_error *error) {
-  const forward_work context = {kernel, args, mask};
+  const forward_work context = {kernel, args, mask, {args->q.size[2], NULL}};
   const dhp_cpu_work work = {attend_unit, &context, dhp_cpu_units(args)};
   const dhp_cpu_extent extent = {.queries = args->q.size[2], .keys = args->k.size[2], .head_dim = args->q.size[3]};
   return dhp_cpu_run(&work, 1, &extent, executor, error);
@@ -85,7 +87,8 @@ dhp_status dhp_cpu_forward_with(const dhp_cpu_kernel *kernel, const dhp_attentio
 dhp_status dhp_cpu_forward(const dhp_attention *args, const dhp_executor *executor, dhp_error *error) {
   const dhp_mask mask = dhp_mask_of(args);
   if (args->q.dtype == DHP_FLOAT64) {
-    dhp_float64_forward(args, &mask, args->q.size[2], executor);
+    const dhp_cpu_places places = {args->q.size[2], NULL};
+    dhp_float64_forward(args, &mask, &places, executor);
     return DHP_OK;
   }
   dhp_cpu_kernel kernels[3];

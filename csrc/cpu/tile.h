@@ -7,6 +7,7 @@
 #define DHP_CPU_TILE_H
 
 #include "../mask.h"
+#include "places.h"
 
 enum {
   DHP_CPU_TILE_Q = 128, /* query rows: changes no bit of the result */
@@ -15,6 +16,7 @@ enum {
   /* Query rows, of several heads if those of one are fewer, that are attended to with keys in the lanes (tile_few.h):
    * changes no bit. Four share the cost of a vector of keys; more would leave fewer units to other threads. */
   DHP_CPU_FEW_ROWS = 4,
+  DHP_CPU_RUN = 16, /* keys, from a multiple of it on, that lie one behind the other: the smallest page holds as many */
   DHP_CPU_MAX_D = 256,
   /* Pitch of scratch rows: 16 floats (a cache line) more than a power of two, or rows would share cache sets. */
   DHP_CPU_PITCH_D = DHP_CPU_MAX_D + 16,
@@ -49,7 +51,7 @@ typedef struct dhp_cpu_scratch {
 typedef struct dhp_cpu_rows {
   const dhp_attention *args;
   const dhp_mask *mask;
-  int64_t lse_pitch;   /* rows of lse from a head to the next: Sq, or all tokens where args is a sequence of many */
+  const dhp_cpu_places *places;
   int64_t batch, head; /* of q: the first head */
   int heads;           /* so many, of one key head; 1 where there are more than DHP_CPU_FEW_ROWS rows */
   int64_t first;       /* query row of each head */
@@ -118,7 +120,7 @@ int dhp_cpu_kernels(dhp_cpu_kernel kernels[3]);
 
 /* The units of a forward, and one of them. */
 int64_t dhp_cpu_units(const dhp_attention *args);
-dhp_cpu_rows dhp_cpu_unit(const dhp_attention *args, const dhp_mask *mask, int64_t lse_pitch, int64_t index);
+dhp_cpu_rows dhp_cpu_unit(const dhp_attention *args, const dhp_mask *mask, const dhp_cpu_places *places, int64_t index);
 
 /* dhp_cpu_forward with a chosen kernel, and any mask of the call's lengths in place of the one that args ask for. */
 dhp_status dhp_cpu_forward_with(const dhp_cpu_kernel *kernel, const dhp_attention *args, const dhp_mask *mask,

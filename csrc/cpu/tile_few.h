@@ -91,7 +91,7 @@ DHP_CT void few_scores(const dhp_cpu_rows *rows, int64_t key_head, int64_t start
   const int head_dim = (int)k->size[3], row_size = head_dim * (int)element_size(dtype);
   const int64_t pitch = k->stride[2] * (int64_t)element_size(dtype);
   for (int key = 0; key < n; key += LANES) {
-    const char *const first = row_pointer(k, rows->batch, key_head, start + key), *keys[LANES];
+    const char *const first = key_row(k, rows, key_head, start + key), *keys[LANES];
     for (int j = 0; j < LANES; j++) {
       keys[j] = first + (key + j < n ? j : n - 1 - key) * pitch;
       prefetch(first + (AHEAD + j) * pitch, row_size);
@@ -169,19 +169,22 @@ DHP_CT void few_value_block(const dhp_cpu_rows *rows, int64_t key_head, int64_t 
                             dhp_cpu_scratch *scratch) {
   const dhp_tensor *const v = &rows->args->v;
   const int64_t step = v->stride[2] * (int64_t)element_size(dtype), element = (int64_t)element_size(dtype);
-  const char *values = row_pointer(v, rows->batch, key_head, start + from);
   lanes_f32 sum[FEW][VALUE_VECTORS];
   UNROLL for (int r = 0; r < count; r++)
     UNROLL for (int i = 0; i < vectors; i++) sum[r][i] = dhp_ct_splat(0.f);
-  for (int key = from; key < to; key++, values += step) {
-    prefetch(values + AHEAD * step + d * element, vectors * LANES * (int)element);
-    lanes_f32 value[VALUE_VECTORS];
-    UNROLL for (int i = 0; i < vectors; i++)
-      value[i] = is_whole ? widen(values + (d + i * LANES) * element, dtype)
-                          : read_vector(values, d + i * LANES, (int)v->size[3], dtype, scratch);
-    UNROLL for (int r = 0; r < count; r++) {
-      const lanes_f32 factor = dhp_ct_splat(scratch->ds[row + r][key]);
-      UNROLL for (int i = 0; i < vectors; i++) sum[r][i] = dhp_ct_fma(factor, value[i], sum[r][i]);
+  for (int key = from, run = 0; key < to; key = run) {
+    const char *values = key_row(v, rows, key_head, start + key);
+    run = (key / DHP_CPU_RUN + 1) * DHP_CPU_RUN < to ? (key / DHP_CPU_RUN + 1) * DHP_CPU_RUN : to;
+    for (int j = key; j < run; j++, values += step) {
+      prefetch(values + AHEAD * step + d * element, vectors * LANES * (int)element);
+      lanes_f32 value[VALUE_VECTORS];
+      UNROLL for (int i = 0; i < vectors; i++)
+        value[i] = is_whole ? widen(values + (d + i * LANES) * element, dtype)
+                            : read_vector(values, d + i * LANES, (int)v->size[3], dtype, scratch);
+      UNROLL for (int r = 0; r < count; r++) {
+        const lanes_f32 factor = dhp_ct_splat(scratch->ds[row + r][j]);
+        UNROLL for (int i = 0; i < vectors; i++) sum[r][i] = dhp_ct_fma(factor, value[i], sum[r][i]);
+      }
     }
   }
   UNROLL for (int r = 0; r < count; r++) {

@@ -44,7 +44,8 @@ static void write_results(const dhp_cpu_rows *rows, const dhp_key_range seen[DHP
     }
   }
   for (int i = 0; args->lse && i < rows->count; i++)
-    ((float *)args->lse)[(rows->batch * out->size[1] + head_of(rows, i)) * rows->lse_pitch + position_of(rows, i)] =
+    ((float *)
+         args->lse)[(rows->batch * out->size[1] + head_of(rows, i)) * rows->places->lse_pitch + position_of(rows, i)] =
         scratch->lse[i];
 }
 
@@ -80,8 +81,8 @@ static void attend(const dhp_cpu_rows *rows, dhp_cpu_scratch *scratch) {
       attend_few(rows, &keys, key_head, start, n, scratch);
       continue;
     }
-    read_rows(scratch->k, &args->k, rows->batch, key_head, start, n, scratch);
-    read_rows(scratch->v, &args->v, rows->batch, key_head, start, n, scratch);
+    read_keys(scratch->k, &args->k, rows, key_head, start, n, scratch);
+    read_keys(scratch->v, &args->v, rows, key_head, start, n, scratch);
     for (int i = n; i < round_up(n, SCORE_KEYS); i++)
       memset(scratch->k[i], 0, sizeof scratch->k[i]);
 

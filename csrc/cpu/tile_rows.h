@@ -111,6 +111,27 @@ static void read_rows(float (*to)[DHP_CPU_PITCH_D], const dhp_tensor *t, int64_t
   }
 }
 
+/* Key or value i of a key head, wherever it lies. CT: pages are public. */
+static const char *key_row(const dhp_tensor *t, const dhp_cpu_rows *rows, int64_t h, int64_t i) {
+  const int32_t *const pages = rows->places->pages;
+  return pages ? row_pointer(t, pages[i / t->size[2]], h, i % t->size[2]) : row_pointer(t, rows->batch, h, i);
+}
+
+/* The same of keys or values `start` to `start` + n of a key head, wherever they lie. CT: pages are public. */
+static void read_keys(float (*to)[DHP_CPU_PITCH_D], const dhp_tensor *t, const dhp_cpu_rows *rows, int64_t h,
+                      int64_t start, int n, dhp_cpu_scratch *scratch) {
+  if (!rows->places->pages) {
+    read_rows(to, t, rows->batch, h, start, n, scratch);
+    return;
+  }
+  const int64_t page_size = t->size[2];
+  for (int i = 0, count = 0; i < n; i += count) {
+    const int64_t row = (start + i) % page_size, left = page_size - row;
+    count = n - i < left ? n - i : (int)left;
+    read_rows(to + i, t, rows->places->pages[(start + i) / page_size], h, row, count, scratch);
+  }
+}
+
 /* What scores are multiplied with so that 2^score is wanted: e^x = 2^(x log2(e)). */
 static float scale2_of(const dhp_attention *args) { return (float)((double)(float)args->scale * 1.4426950408889634); }
 

@@ -23,11 +23,12 @@ struct Call {
 
 /* One call of packed sequences; its tensors on one device. */
 struct VarlenCall {
-  Tensor q, k, v, cu_seqlens_q, cu_seqlens_k;
+  Tensor q, k, v, cu_seqlens_q;
+  std::optional<Tensor> cu_seqlens_k; /* or page_table, with seqused_k */
   int64_t max_seqlen_q, max_seqlen_k;
   Options options; /* without causal_offset */
   bool is_bottom_right;
-  std::optional<Tensor> seqused_k;
+  std::optional<Tensor> seqused_k, page_table;
 };
 
 /* Its results: [tokens, H, D] and [H, tokens]. */

@@ -72,14 +72,15 @@ void attention_backward(StableIValue *stack, uint64_t arguments, uint64_t) {
 
 void attention_varlen(StableIValue *stack, uint64_t arguments, uint64_t) {
   run_as("attention_varlen", [=] {
-    check_arguments(arguments, 13);
-    const char *const rows = "[tokens, H, D]", *const lengths = "[sequences + 1]";
+    check_arguments(arguments, 14);
+    const char *const rows = "[tokens, H, D]", *const cached = "[tokens, H, D] or [pages, page_size, H, D]";
     const Options options{values::to<bool>(stack[7]), values::to<std::optional<double>>(stack[8]), 0,
                           values::to<int64_t>(stack[10]), values::to<int64_t>(stack[11])};
-    const Packed results = forward({given("q", stack[0], rows), given("k", stack[1], rows), given("v", stack[2], rows),
-                                    given("cu_seqlens_q", stack[3], lengths), given("cu_seqlens_k", stack[4], lengths),
-                                    values::to<int64_t>(stack[5]), values::to<int64_t>(stack[6]), options,
-                                    values::to<bool>(stack[9]), values::to<std::optional<Tensor>>(stack[12])});
+    const Packed results =
+        forward({given("q", stack[0], rows), given("k", stack[1], cached), given("v", stack[2], cached),
+                 given("cu_seqlens_q", stack[3], "[sequences + 1]"), values::to<std::optional<Tensor>>(stack[4]),
+                 values::to<int64_t>(stack[5]), values::to<int64_t>(stack[6]), options, values::to<bool>(stack[9]),
+                 values::to<std::optional<Tensor>>(stack[12]), values::to<std::optional<Tensor>>(stack[13])});
     stack[0] = values::from(results.out);
     stack[1] = values::from(results.lse);
   });

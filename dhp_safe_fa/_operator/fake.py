@@ -3,22 +3,37 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from dhp_safe_fa._operator.schema import BACKWARD, CPU_MAX_HEAD_DIM, DEFAULTS, DTYPES, LIBRARY, VARLEN, refuse
+from dhp_safe_fa._operator.schema import (
+    BACKWARD,
+    CPU_MAX_HEAD_DIM,
+    DEFAULTS,
+    DTYPES,
+    LIBRARY,
+    PAGE_SIZES,
+    VARLEN,
+    refuse,
+)
 
 
 class _Checks:
     """What csrc/torch and the C core check of one call, in their order and words."""
 
-    def __init__(self, operator: str, shape_of: Callable[[Tensor], list[int]] = lambda t: list(t.shape)) -> None:
-        """shape_of: how the caller wrote the shape of a tensor [B, H, S, D]."""
+    def __init__(
+        self,
+        operator: str,
+        shape_of: Callable[[Tensor], list[int]] = lambda t: list(t.shape),
+        is_paged: bool = False,
+    ) -> None:
+        """shape_of: how the caller wrote the shape of a tensor [B, H, S, D]. is_paged: k and v belong to no batch."""
         self._operator = operator
         self._shape_of = shape_of
+        self._is_paged = is_paged
 
     def refuse(self, sentence: str) -> None:
         refuse(self._operator, sentence)
@@ -33,10 +48,10 @@ class _Checks:
             if tensor.device != q.device:
                 self.refuse(f"{name}: on another device than q; all tensors must be on the same device")
 
-    def described(self, rank: int = 4, shape: str = "[B, H, S, D]", **tensors: Tensor) -> None:
+    def described(self, rank: int = 4, shape: str = "[B, H, S, D]", *, why: str = "", **tensors: Tensor) -> None:
         for name, tensor in tensors.items():
             if tensor.dim() != rank:
-                self.refuse(f"{name}: rank {tensor.dim()}; expected {rank} dimensions {shape}")
+                self.refuse(f"{name}: rank {tensor.dim()}; expected {rank} dimensions {shape}{why}")
             if tensor.dtype not in DTYPES:
                 supported = "float16, bfloat16, and on the CPU float32 and float64"
                 self.refuse(f"{name}: dtype {_dtype(tensor)}; supported: {supported}")
@@ -59,7 +74,7 @@ class _Checks:
         for dim in range(4):
             if k.size(dim) != v.size(dim):
                 self.refuse(f"v: shape {self._shape_of(v)} differs from k's {self._shape_of(k)}; they must be equal")
-        if k.size(0) != q.size(0):
+        if not self._is_paged and k.size(0) != q.size(0):
             self.refuse(f"k: batch {k.size(0)} differs from q's batch {q.size(0)} {shapes}")
         if k.size(3) != q.size(3):
             self.refuse(f"k: head_dim {k.size(3)} differs from q's head_dim {q.size(3)} {shapes}")
@@ -81,12 +96,14 @@ class _Checks:
                 "supported: 0, or is_causal=True or a window with it"
             )
 
-    def lengths(self, count: int, **tensors: Tensor | None) -> None:
+    def numbers(self, sizes: Sequence[int], shape: str, **tensors: Tensor | None) -> None:
+        """int32 of these sizes; -1: any."""
         for name, tensor in tensors.items():
             if tensor is None:
                 continue
-            if tensor.dim() != 1 or tensor.size(0) != count:
-                self.refuse(f"{name}: shape {list(tensor.shape)}; expected [{count}]")
+            pairs = zip(sizes, tensor.shape, strict=False)
+            if tensor.dim() != len(sizes) or any(want not in (-1, size) for want, size in pairs):
+                self.refuse(f"{name}: shape {list(tensor.shape)}; expected {shape}")
             if tensor.dtype != torch.int32:
                 self.refuse(f"{name}: dtype {_dtype(tensor)}; expected int32")
 
@@ -175,18 +192,13 @@ def _backward(
     return dq, dk, dv
 
 
-def _as_batch(t: Tensor) -> Tensor:
-    """[tokens, H, D] as [1, H, tokens, D]."""
-    return t.transpose(0, 1).unsqueeze(0)
-
-
 @torch.library.register_fake(f"dhp::{VARLEN}", lib=LIBRARY)  # type: ignore[untyped-decorator]
 def _varlen(
     q: Tensor,
     k: Tensor,
     v: Tensor,
     cu_seqlens_q: Tensor,
-    cu_seqlens_k: Tensor,
+    cu_seqlens_k: Tensor | None,
     max_seqlen_q: int,
     max_seqlen_k: int,
     is_causal: bool = False,
@@ -195,19 +207,45 @@ def _varlen(
     window_left: int = -1,
     window_right: int = -1,
     seqused_k: Tensor | None = None,
+    page_table: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    checks = _Checks(VARLEN, lambda t: [t.size(2), t.size(1), t.size(3)])
-    checks.given("[tokens, H, D]", q=q, k=k, v=v)
-    checks.given("[sequences + 1]", cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
+    checks = _Checks(VARLEN)
+    checks.given("[tokens, H, D]", q=q)
+    checks.given("[tokens, H, D] or [pages, page_size, H, D]", k=k, v=v)
+    checks.given("[sequences + 1]", cu_seqlens_q=cu_seqlens_q)
     checks.on_device_of(q, k=k, v=v)
-    checks.described(3, "[tokens, H, D]", q=q, k=k, v=v)
+    checks.described(3, "[tokens, H, D]", q=q)
+    if page_table is None:
+        checks.described(3, "[tokens, H, D]", k=k, v=v)
+    else:
+        checks.described(4, "[pages, page_size, H, D]", why=", because of page_table", k=k, v=v)
     if cu_seqlens_q.dim() != 1 or cu_seqlens_q.size(0) < 1:
         checks.refuse(f"cu_seqlens_q: shape {list(cu_seqlens_q.shape)}; expected [sequences + 1]")
-    lengths = {"cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k}
-    checks.on_device_of(q, **lengths, **({} if seqused_k is None else {"seqused_k": seqused_k}))
-    checks.lengths(cu_seqlens_q.size(0), **lengths)
-    checks.lengths(cu_seqlens_q.size(0) - 1, seqused_k=seqused_k)
-    checks.call(_as_batch(q), _as_batch(k), _as_batch(v), is_causal, scale, 0, window_left, window_right)
+    metadata = {
+        "cu_seqlens_q": cu_seqlens_q,
+        "cu_seqlens_k": cu_seqlens_k,
+        "seqused_k": seqused_k,
+        "page_table": page_table,
+    }
+    checks.on_device_of(q, **{name: tensor for name, tensor in metadata.items() if tensor is not None})
+    if cu_seqlens_k is not None and page_table is not None:
+        checks.refuse("cu_seqlens_k: given beside page_table; supported: one of them")
+    if cu_seqlens_k is None and page_table is None:
+        checks.refuse("cu_seqlens_k: None; expected a tensor [sequences + 1], or page_table in its place")
+    if page_table is not None and seqused_k is None:
+        checks.refuse("seqused_k: None beside page_table; expected a tensor [sequences]")
+    n = cu_seqlens_q.size(0) - 1
+    checks.numbers([n + 1], f"[{n + 1}]", cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
+    checks.numbers([n], f"[{n}]", seqused_k=seqused_k)
+    checks.numbers([n, -1], f"[{n}, pages of a sequence]", page_table=page_table)
+
+    rows = q.transpose(0, 1).unsqueeze(0)
+    keys, values = (t.transpose(0, 1).unsqueeze(0) if page_table is None else t.transpose(1, 2) for t in (k, v))
+    shapes = {id(rows): q.shape, id(keys): k.shape, id(values): v.shape}
+    checks = _Checks(VARLEN, lambda t: list(shapes[id(t)]), is_paged=page_table is not None)
+    checks.call(rows, keys, values, is_causal, scale, 0, window_left, window_right)
+    if page_table is not None and k.size(1) not in PAGE_SIZES:
+        checks.refuse(f"k: pages of {k.size(1)} keys; supported: {', '.join(map(str, PAGE_SIZES))}")
     for name, most in (("max_seqlen_q", max_seqlen_q), ("max_seqlen_k", max_seqlen_k)):
         if most < 0:
             checks.refuse(f"{name}: {most}; supported: not negative")

@@ -22,9 +22,9 @@ BACKWARD = "attention_backward"
 # Attention within packed sequences; on the CPU, without gradients.
 VARLEN = "attention_varlen"
 _VARLEN_ARGUMENTS = (
-    "Tensor q, Tensor k, Tensor v, Tensor cu_seqlens_q, Tensor cu_seqlens_k, int max_seqlen_q, int max_seqlen_k, "
+    "Tensor q, Tensor k, Tensor v, Tensor cu_seqlens_q, Tensor? cu_seqlens_k, int max_seqlen_q, int max_seqlen_k, "
     "bool is_causal=False, float? scale=None, bool is_bottom_right=True, int window_left=-1, int window_right=-1, "
-    "Tensor? seqused_k=None"
+    "Tensor? seqused_k=None, Tensor? page_table=None"
 )
 _NEEDED = "Tensor? grad_lse=None, bool need_dq=True, bool need_dk=True, bool need_dv=True"
 
@@ -32,6 +32,7 @@ HALVES = (torch.float16, torch.bfloat16)  # served on the CPU and on CUDA
 AUTOCAST = (*HALVES, torch.float32)  # what autocast takes: as everywhere in torch, not float64
 DTYPES = (*AUTOCAST, torch.float64)
 CPU_MAX_HEAD_DIM = 256  # as in csrc/check.h
+PAGE_SIZES = (16, 32, 64, 128, 256)  # of a cache, as in csrc/varlen.c
 OLDEST_TORCH = (2, 10)  # its stable ABI is what libdhp_torch.so was built for
 
 LIBRARY = torch.library.Library("dhp", "DEF")

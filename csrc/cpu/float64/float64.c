@@ -40,8 +40,14 @@ typedef struct job {
   const dhp_attention *args;
   const dhp_backward *backward; /* NULL in a forward */
   const dhp_mask *mask;
-  int64_t lse_pitch; /* as in dhp_cpu_rows */
+  dhp_cpu_places places;
 } job;
+
+/* Key or value j of a key head, wherever it lies. CT: pages are public. */
+static const double *key_of(const job *work, const dhp_tensor *t, int64_t b, int64_t h, int64_t j) {
+  const int32_t *const pages = work->places.pages;
+  return pages ? row_of(t, pages[j / t->size[2]], h, j % t->size[2]) : row_of(t, b, h, j);
+}
 
 /* Row i of head h: once over the keys for the maximum, once more for the sums. CT: what it sees is public. */
 static void forward_row(const job *work, int64_t b, int64_t h, int64_t i) {
@@ -51,20 +57,20 @@ static void forward_row(const job *work, int64_t b, int64_t h, int64_t i) {
   const double scale = args->scale, *const q = row_of(&args->q, b, h, i);
   double *const out = row_of(&args->out, b, h, i), maximum = -__builtin_inf(), sum = 0.0;
   for (int64_t j = seen.first; j < seen.last; j++)
-    maximum = dhp_ct64_max(maximum, scale * inner_product(q, row_of(&args->k, b, key_head, j), head_dim));
+    maximum = dhp_ct64_max(maximum, scale * inner_product(q, key_of(work, &args->k, b, key_head, j), head_dim));
   const double shift = dhp_ct64_select(dhp_ct64_is_finite(maximum), maximum, 0.0); /* as shift_of of the tile kernel */
 
   memset(out, 0, (size_t)head_dim * sizeof *out);
   for (int64_t j = seen.first; j < seen.last; j++) {
-    const double score = scale * inner_product(q, row_of(&args->k, b, key_head, j), head_dim);
+    const double score = scale * inner_product(q, key_of(work, &args->k, b, key_head, j), head_dim);
     const double p = dhp_ct64_exp(score - shift);
     sum += p;
-    add_multiple(out, p, row_of(&args->v, b, key_head, j), head_dim);
+    add_multiple(out, p, key_of(work, &args->v, b, key_head, j), head_dim);
   }
   const int is_seeing = seen.first < seen.last;
   if (is_seeing) finish_row(out, dhp_ct64_reciprocal(sum), head_dim);
   if (args->lse) {
-    double *const lse = (double *)args->lse + (b * args->q.size[1] + h) * work->lse_pitch + i;
+    double *const lse = (double *)args->lse + (b * args->q.size[1] + h) * work->places.lse_pitch + i;
     *lse = is_seeing ? dhp_ct64_canonical(shift + dhp_ct64_log(sum)) : -__builtin_inf();
   }
 }
@@ -168,14 +174,14 @@ static void run_all(job *work, const dhp_tensor *t, void (*body)(void *, int64_t
     body(work, 0, count);
 }
 
-void dhp_float64_forward(const dhp_attention *args, const dhp_mask *mask, int64_t lse_pitch,
+void dhp_float64_forward(const dhp_attention *args, const dhp_mask *mask, const dhp_cpu_places *places,
                          const dhp_executor *executor) {
-  job work = {args, NULL, mask, lse_pitch};
+  job work = {args, NULL, mask, *places};
   run_all(&work, &args->q, forward_body, executor);
 }
 
 void dhp_float64_backward(const dhp_backward *args, const dhp_mask *mask, const dhp_executor *executor) {
-  job work = {&args->forward, args, mask, args->forward.q.size[2]};
+  job work = {&args->forward, args, mask, {args->forward.q.size[2], NULL}};
   if (args->dq.data) run_all(&work, &args->forward.q, query_body, executor);
   if (args->dk.data || args->dv.data) run_all(&work, &args->forward.k, key_body, executor);
 }

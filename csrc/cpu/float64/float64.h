@@ -11,9 +11,10 @@
 #define DHP_FLOAT64_H
 
 #include "../../mask.h"
+#include "../places.h"
 
-/* Non-empty output; Sk may be 0. lse_pitch: as in dhp_cpu_rows. */
-void dhp_float64_forward(const dhp_attention *args, const dhp_mask *mask, int64_t lse_pitch,
+/* Non-empty output; Sk may be 0. */
+void dhp_float64_forward(const dhp_attention *args, const dhp_mask *mask, const dhp_cpu_places *places,
                          const dhp_executor *executor);
 
 /* The wanted gradients; any length may be 0. */

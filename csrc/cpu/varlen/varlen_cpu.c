@@ -10,10 +10,11 @@
 #include "../float64/float64.h"
 #include "../tile.h"
 
-/* One sequence as a call; rows of lse lie as far apart as in the packed call. */
+/* One sequence as a call. */
 typedef struct sequence {
   dhp_attention args;
   dhp_mask mask;
+  dhp_cpu_places places;
 } sequence;
 
 static int64_t element_size(dhp_dtype dtype) { return dtype == DHP_FLOAT64 ? 8 : dtype == DHP_FLOAT32 ? 4 : 2; }
@@ -26,20 +27,26 @@ static dhp_tensor rows_of(const dhp_tensor *t, int64_t first, int64_t count) {
   return part;
 }
 
+static int64_t keys_of(const dhp_varlen *args, int64_t b) {
+  return args->seqused_k ? args->seqused_k[b] : args->cu_seqlens_k[b + 1] - args->cu_seqlens_k[b];
+}
+
 /* The one behind the last has the rows that belong to none, and no key. */
 static sequence sequence_of(const dhp_varlen *args, int64_t b) {
   const dhp_attention *const packed = &args->packed;
   const int is_sequence = b < args->sequences;
   const int64_t first = args->cu_seqlens_q[b], last = is_sequence ? args->cu_seqlens_q[b + 1] : packed->q.size[2];
-  const int64_t first_key = is_sequence ? args->cu_seqlens_k[b] : 0, queries = last - first;
-  int64_t keys = 0;
-  if (is_sequence) keys = args->seqused_k ? args->seqused_k[b] : args->cu_seqlens_k[b + 1] - first_key;
+  const int64_t queries = last - first, keys = is_sequence ? keys_of(args, b) : 0;
 
-  sequence found = {.args = *packed};
+  sequence found = {.args = *packed, .places.lse_pitch = packed->q.size[2]};
   found.args.q = rows_of(&packed->q, first, queries);
   found.args.out = rows_of(&packed->out, first, queries);
-  found.args.k = rows_of(&packed->k, first_key, keys);
-  found.args.v = rows_of(&packed->v, first_key, keys);
+  if (args->page_table) {
+    found.places.pages = args->page_table + b * args->page_table_width;
+  } else {
+    found.args.k = rows_of(&packed->k, args->cu_seqlens_k[b], keys);
+    found.args.v = rows_of(&packed->v, args->cu_seqlens_k[b], keys);
+  }
   const int64_t lse_size = packed->q.dtype == DHP_FLOAT64 ? 8 : 4;
   if (packed->lse) found.args.lse = (char *)packed->lse + first * lse_size;
   found.mask = dhp_mask_along(packed, queries, keys, args->is_bottom_right ? keys - queries : 0);
@@ -72,7 +79,7 @@ static void attend_tile(const void *context, int64_t index, dhp_cpu_scratch *scr
   const int64_t b = sequence_at(work, index);
   const sequence part = sequence_of(work->args, b);
   const int64_t unit = index - work->first_unit[b];
-  const dhp_cpu_rows rows = dhp_cpu_unit(&part.args, &part.mask, work->args->packed.q.size[2], unit);
+  const dhp_cpu_rows rows = dhp_cpu_unit(&part.args, &part.mask, &part.places, unit);
   work->kernel->attend(&rows, scratch);
 }
 
@@ -101,7 +108,7 @@ dhp_status dhp_cpu_varlen(const dhp_varlen *args, const dhp_executor *executor, 
   if (args->packed.q.dtype == DHP_FLOAT64) {
     for (int64_t b = 0; b <= args->sequences; b++) {
       const sequence part = sequence_of(args, b);
-      dhp_float64_forward(&part.args, &part.mask, args->packed.q.size[2], executor);
+      dhp_float64_forward(&part.args, &part.mask, &part.places, executor);
     }
     return DHP_OK;
   }

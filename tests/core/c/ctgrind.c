@@ -53,7 +53,7 @@ static int run(const dhp_cpu_kernel *kernel, const secrecy_case *c, dhp_dtype dt
   make_secret(p.v);
   dhp_status status = DHP_OK;
   if (dtype == DHP_FLOAT64)
-    dhp_float64_forward(&p.args, &p.mask, p.args.q.size[2], NULL);
+    dhp_float64_forward(&p.args, &p.mask, &p.places, NULL);
   else
     status = dhp_cpu_forward_with(kernel, &p.args, &p.mask, NULL, NULL);
   const int64_t undefined = secret_rows(&p.args.out), seen = rows_that_see(&p.mask);
@@ -63,14 +63,25 @@ static int run(const dhp_cpu_kernel *kernel, const secrecy_case *c, dhp_dtype dt
   return status == DHP_OK && undefined == seen;
 }
 
-/* The same rows as two packed sequences, of which the second has the last query. */
+/* The same rows as two packed sequences, of which the second has the last query; or with both in the same pages. */
 static int run_packed(const dhp_cpu_kernel *kernel, const secrecy_case *c, dhp_dtype dtype) {
   problem p = secrecy_problem(c, dtype, CONTIGUOUS);
   const int32_t queries = (int32_t)c->s.queries, keys = (int32_t)c->s.keys;
-  const int32_t cu_q[] = {0, queries - 1, queries}, cu_k[] = {0, keys / 2, keys};
-  dhp_varlen args = {p.args, 2, cu_q, cu_k, NULL, queries, keys, 1};
-  for (int i = 0; i < 4; i++) /* the first batch alone: packed tensors have one */
-    (&args.packed.q)[i].size[0] = 1;
+  const int32_t cu_q[] = {0, queries - 1, queries}, cu_k[] = {0, keys / 2, keys}, used[] = {keys / 2, keys};
+  int32_t pages[2 * MOST_PAGES];
+  const problem placed = secrecy_in_pages(c, &p, pages);
+  memcpy(pages + MOST_PAGES, pages, sizeof pages / 2);
+  dhp_varlen args = {.packed = placed.args,
+                     .sequences = 2,
+                     .cu_seqlens_q = cu_q,
+                     .cu_seqlens_k = cu_k,
+                     .seqused_k = c->page_size ? used : NULL,
+                     .page_table = placed.places.pages,
+                     .page_table_width = MOST_PAGES,
+                     .max_seqlen_q = queries,
+                     .max_seqlen_k = keys,
+                     .is_bottom_right = 1};
+  args.packed.q.size[0] = args.packed.out.size[0] = 1; /* packed tensors have one batch */
   make_secret(p.q);
   make_secret(p.k);
   make_secret(p.v);

@@ -111,6 +111,7 @@ problem problem_new(shape s, dhp_dtype dtype, memory_layout layout) {
   if (!p.lse) abort();
   p.args.lse = p.lse;
   p.mask = dhp_mask_of(&p.args);
+  p.places.lse_pitch = s.queries;
   fill_normal(&p.args.q, p.q);
   fill_normal(&p.args.k, p.k);
   fill_normal(&p.args.v, p.v);

@@ -7,6 +7,7 @@
 #ifndef DHP_TEST_REFERENCE_H
 #define DHP_TEST_REFERENCE_H
 
+#include "../../../csrc/cpu/places.h"
 #include "../../../csrc/mask.h"
 
 /* ---- numbers --------------------------------------------------------------------------------------------------- */
@@ -37,8 +38,9 @@ typedef struct storage {
 } storage;
 
 typedef struct problem {
-  dhp_attention args; /* lse is set; scale is 1 / sqrt(D) */
-  dhp_mask mask;      /* the one that args ask for, until a test sets another */
+  dhp_attention args;    /* lse is set; scale is 1 / sqrt(D) */
+  dhp_mask mask;         /* the one that args ask for, until a test sets another */
+  dhp_cpu_places places; /* no pages */
   storage q, k, v, out;
   float *lse; /* of float64 problems: double; see problem_lse */
   size_t lse_size;

@@ -17,18 +17,20 @@ typedef struct secrecy_case {
   shape s;                 /* without a mask */
   int64_t lowest, highest; /* the mask, as in csrc/mask.h */
   int wants_lse;
-  int wanted; /* gradients: DQ, DK, DV; GRAD_LSE: that of lse is given */
-  int traced; /* in so many dtypes steptrace.c executes it, from float32 on: a step takes microseconds */
+  int wanted;    /* gradients: DQ, DK, DV; GRAD_LSE: that of lse is given */
+  int page_size; /* of a forward whose keys lie in pages; 0: one behind the other */
+  int traced;    /* in so many dtypes steptrace.c executes it, from float32 on: a step takes microseconds */
 } secrecy_case;
 
 static const secrecy_case secrecy_cases[] = {
-    {"all keys, rows that end inside a vector", {1, 1, 1, 7, 7, 65, 0, 0}, INT64_MIN, INT64_MAX, 1, ALL, 3},
+    {"all keys, rows that end inside a vector", {1, 1, 1, 7, 7, 65, 0, 0}, INT64_MIN, INT64_MAX, 1, ALL, 0, 3},
     {"causal, a block of queries, early rows without keys",
      {1, 1, 1, 65, 8, 16, 0, 0},
      INT64_MIN,
      -3,
      1,
      DQ | DK | DV,
+     0,
      1},
     {"a window narrower than a block of rows, late rows without keys",
      {1, 1, 1, 9, 100, 16, 0, 0},
@@ -36,25 +38,35 @@ static const secrecy_case secrecy_cases[] = {
      97,
      1,
      DQ | DV,
+     0,
      1},
-    {"a window wider than a block of rows, early rows without keys", {1, 1, 1, 16, 12, 16, 0, 0}, -10, -2, 1, ALL, 3},
-    {"key tiles before the window, no lse", {1, 1, 1, 2, 300, 16, 0, 0}, 200, 203, 0, DQ, 1},
-    {"few rows, of four heads", {1, 4, 1, 1, 37, 97, 0, 0}, INT64_MIN, INT64_MAX, 1, 0, 3},
-    {"a row alone", {1, 1, 1, 1, 20, 129, 0, 0}, INT64_MIN, INT64_MAX, 1, 0, 3},
-    {"few rows, causal, the first without keys", {1, 1, 1, 4, 100, 33, 0, 0}, INT64_MIN, -1, 1, 0, 3},
-    {"few rows, a window that moves with them", {1, 1, 1, 4, 40, 64, 0, 0}, 2, 30, 0, 0, 3},
-    {"few rows, a window that all begin in", {1, 2, 1, 2, 40, 64, 0, 0}, -2, 38, 0, 0, 1},
-    {"no keys", {1, 1, 1, 2, 0, 16, 0, 0}, INT64_MIN, INT64_MAX, 1, ALL, 1},
-    {"two query tiles, grouped heads", {1, 2, 1, 100, 4, 16, 0, 0}, INT64_MIN, INT64_MAX, 1, DK | GRAD_LSE, 1},
-    {"decoding, grouped heads", {1, 4, 2, 1, 130, 64, 0, 0}, INT64_MIN, INT64_MAX, 1, ALL, 0},
-    {"causal, two key tiles", {1, 1, 1, 5, 101, 32, 0, 0}, INT64_MIN, 96, 1, ALL, 0},
-    {"causal, grouped heads, two batches", {2, 4, 2, 37, 101, 20, 0, 0}, INT64_MIN, 64, 1, ALL, 0},
-    {"two query tiles, rows without keys", {1, 1, 1, 131, 99, 67, 0, 0}, INT64_MIN, -5, 1, ALL, 0},
-    {"a window over two query tiles and three key tiles", {1, 2, 1, 131, 300, 129, 0, 0}, 30, 160, 1, ALL, 0},
+    {"a window wider than a block of rows, early rows without keys",
+     {1, 1, 1, 16, 12, 16, 0, 0},
+     -10,
+     -2,
+     1,
+     ALL,
+     0,
+     3},
+    {"key tiles before the window, no lse", {1, 1, 1, 2, 300, 16, 0, 0}, 200, 203, 0, DQ, 0, 1},
+    {"few rows, of four heads", {1, 4, 1, 1, 37, 97, 0, 0}, INT64_MIN, INT64_MAX, 1, 0, 0, 3},
+    {"a row alone", {1, 1, 1, 1, 20, 129, 0, 0}, INT64_MIN, INT64_MAX, 1, 0, 0, 3},
+    {"few rows, causal, the first without keys", {1, 1, 1, 4, 100, 33, 0, 0}, INT64_MIN, -1, 1, 0, 0, 3},
+    {"few rows, a window that moves with them", {1, 1, 1, 4, 40, 64, 0, 0}, 2, 30, 0, 0, 0, 3},
+    {"few rows, a window that all begin in", {1, 2, 1, 2, 40, 64, 0, 0}, -2, 38, 0, 0, 0, 1},
+    {"no keys", {1, 1, 1, 2, 0, 16, 0, 0}, INT64_MIN, INT64_MAX, 1, ALL, 0, 1},
+    {"two query tiles, grouped heads", {1, 2, 1, 100, 4, 16, 0, 0}, INT64_MIN, INT64_MAX, 1, DK | GRAD_LSE, 0, 1},
+    {"pages that end inside a key tile", {1, 2, 1, 3, 128, 16, 0, 0}, INT64_MIN, 100, 1, DQ, 64, 1},
+    {"decoding, grouped heads", {1, 4, 2, 1, 130, 64, 0, 0}, INT64_MIN, INT64_MAX, 1, ALL, 0, 0},
+    {"causal, two key tiles", {1, 1, 1, 5, 101, 32, 0, 0}, INT64_MIN, 96, 1, ALL, 0, 0},
+    {"causal, grouped heads, two batches", {2, 4, 2, 37, 101, 20, 0, 0}, INT64_MIN, 64, 1, ALL, 0, 0},
+    {"two query tiles, rows without keys", {1, 1, 1, 131, 99, 67, 0, 0}, INT64_MIN, -5, 1, ALL, 0, 0},
+    {"a window over two query tiles and three key tiles", {1, 2, 1, 131, 300, 129, 0, 0}, 30, 160, 1, ALL, 0, 0},
 };
 enum {
   SECRECY_CASES = sizeof secrecy_cases / sizeof *secrecy_cases,
-  MOST_QUERIES = 256 /* of all heads of a traced case */
+  MOST_QUERIES = 256, /* of all heads of a traced case */
+  MOST_PAGES = 2
 };
 
 static inline problem secrecy_problem(const secrecy_case *c, dhp_dtype dtype, memory_layout layout) {
@@ -72,10 +84,25 @@ static inline gradient_problem secrecy_gradients(const secrecy_case *c, dhp_dtyp
   return p;
 }
 
-/* The first unit of work: a tile of rows of the first head, or few rows of the first heads. */
-static inline dhp_cpu_rows secrecy_rows(const problem *p) {
-  return dhp_cpu_unit(&p->args, &p->mask, p->args.q.size[2], 0);
+/* The same with its keys and values in pages, the last page first, if the case has pages. One batch. */
+static inline problem secrecy_in_pages(const secrecy_case *c, const problem *p, int32_t pages[MOST_PAGES]) {
+  problem paged = *p;
+  if (c->page_size == 0) return paged;
+  const int64_t count = c->s.keys / c->page_size;
+  dhp_tensor *const tensors[] = {&paged.args.k, &paged.args.v};
+  for (int i = 0; i < 2; i++) {
+    tensors[i]->size[0] = count;
+    tensors[i]->size[2] = c->page_size;
+    tensors[i]->stride[0] = c->page_size * tensors[i]->stride[2];
+  }
+  for (int64_t i = 0; i < count; i++)
+    pages[i] = (int32_t)(count - 1 - i);
+  paged.places.pages = pages;
+  return paged;
 }
+
+/* The first unit of work: a tile of rows of the first head, or few rows of the first heads. */
+static inline dhp_cpu_rows secrecy_rows(const problem *p) { return dhp_cpu_unit(&p->args, &p->mask, &p->places, 0); }
 
 /* All three functions of a backward, on the first tile of the first head; lse and delta: memory for its queries. */
 static inline void secrecy_differentiate(const dhp_cpu_kernel *kernel, const gradient_problem *p, float *lse,

@@ -17,7 +17,9 @@ enum { NO_SUCH_KERNEL = 77 };
 static void attend(const dhp_cpu_kernel *kernel, const secrecy_case *c, dhp_dtype dtype) {
   static dhp_cpu_scratch scratch;
   problem p = secrecy_problem(c, dtype, CONTIGUOUS);
-  const dhp_cpu_rows rows = secrecy_rows(&p);
+  int32_t pages[MOST_PAGES];
+  const problem placed = secrecy_in_pages(c, &p, pages);
+  const dhp_cpu_rows rows = secrecy_rows(&placed);
   kernel->attend(&rows, &scratch);
   problem_free(&p);
 }

@@ -150,7 +150,9 @@ static int end_series(const series *s) {
 /* Same path on all classes, and the same registers if the rows are whole vectors; returns the number of differences. */
 static int compare_classes(const dhp_cpu_kernel *kernel, const secrecy_case *c, dhp_dtype dtype) {
   problem p = secrecy_problem(c, dtype, CONTIGUOUS);
-  const dhp_cpu_rows rows = secrecy_rows(&p);
+  int32_t pages[MOST_PAGES];
+  const problem placed = secrecy_in_pages(c, &p, pages);
+  const dhp_cpu_rows rows = secrecy_rows(&placed);
   const task t = {kernel, &rows};
   series s = {kernel->instructions, c->what, "forward", dtype, c->s.head_dim % MOST_LANES == 0, 0, {0}};
   for (int class = 0; class < CLASSES; class++) {

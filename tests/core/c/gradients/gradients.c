@@ -25,7 +25,7 @@ void gradients_forward(gradient_problem *p) {
   dhp_cpu_kernel kernels[3];
   dhp_cpu_kernels(kernels);
   if (p->forward.args.q.dtype == DHP_FLOAT64)
-    dhp_float64_forward(&p->forward.args, &p->forward.mask, p->forward.args.q.size[2], NULL);
+    dhp_float64_forward(&p->forward.args, &p->forward.mask, &p->forward.places, NULL);
   else if (dhp_cpu_forward_with(&kernels[0], &p->forward.args, &p->forward.mask, NULL, NULL) != DHP_OK)
     abort();
 }

@@ -63,7 +63,7 @@ static void test_forward(void) {
         problem p = problem_new(s, DHP_FLOAT64, (memory_layout)layout);
         if (i == 5 && s.keys > 0) set(&p.args.k, 0, 0, 0, 0, NAN);
         if (i == 4) set(&p.args.q, 0, 0, 0, 0, INFINITY);
-        dhp_float64_forward(&p.args, &p.mask, p.args.q.size[2], NULL);
+        dhp_float64_forward(&p.args, &p.mask, &p.places, NULL);
         const comparison result = compare(&p);
         check(result.conditioned <= 1e-14 && result.lse <= 1e-14 && result.mismatches == 0 &&
                   problem_gaps_touched(&p) == 0,
