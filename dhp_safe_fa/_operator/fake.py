@@ -249,4 +249,4 @@ def _varlen(
     for name, most in (("max_seqlen_q", max_seqlen_q), ("max_seqlen_k", max_seqlen_k)):
         if most < 0:
             checks.refuse(f"{name}: {most}; supported: not negative")
-    return q.new_empty(q.shape), q.new_empty([q.size(1), q.size(0)], dtype=_row_dtype(q))
+    return q.new_empty(q.shape), q.new_empty([q.size(1), q.size(0)], dtype=row_dtype(q))

@@ -152,9 +152,9 @@ def _query_gradients(
     for chunk in call.own(call.queries):
         here = (slice(None), heads, chunk.local)
         q, grad_out, out, lse, *grad_lse = (t[here] for t in of_queries)
-        only_dq = (*(grad_lse or (None,)), True, False, False)
+        only_dq = {"grad_lse": grad_lse[0] if grad_lse else None, "need_dk": False, "need_dv": False}
         dq[here], _, _ = _attention_backward(
-            grad_out, q, *keys_and_values, out, lse, *call.options(chunk.start), *only_dq
+            grad_out, q, *keys_and_values, out, lse, *call.options(chunk.start), **only_dq
         )
 
 
@@ -168,11 +168,12 @@ def _key_gradients(
 ) -> None:
     """dk and dv, where they are needed, of the local keys in these heads, over all queries."""
     q, grad_out, out, lse, *grad_lse = of_queries
-    needed = (*(grad_lse or (None,)), False, dk is not None, dv is not None)
+    needed = {"need_dq": False, "need_dk": dk is not None, "need_dv": dv is not None}
+    needed["grad_lse"] = grad_lse[0] if grad_lse else None
     for chunk in call.own(call.keys):
         here = (slice(None), heads, chunk.local)
         k, v = (t[here] for t in keys_and_values)
-        _, of_k, of_v = _attention_backward(grad_out, q, k, v, out, lse, *call.options(-chunk.start), *needed)
+        _, of_k, of_v = _attention_backward(grad_out, q, k, v, out, lse, *call.options(-chunk.start), **needed)
         if dk is not None:
             dk[here] = of_k
         if dv is not None:
