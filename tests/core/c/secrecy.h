@@ -56,6 +56,7 @@ static const secrecy_case secrecy_cases[] = {
     {"few rows, a window that all begin in", {1, 2, 1, 2, 40, 64, 0, 0}, -2, 38, 0, 0, 0, 1},
     {"no keys", {1, 1, 1, 2, 0, 16, 0, 0}, INT64_MIN, INT64_MAX, 1, ALL, 0, 1},
     {"two query tiles, grouped heads", {1, 2, 1, 100, 4, 16, 0, 0}, INT64_MIN, INT64_MAX, 1, DK | GRAD_LSE, 0, 1},
+    {"few rows, pages that end inside a key tile", {1, 2, 1, 2, 128, 16, 0, 0}, INT64_MIN, 100, 1, 0, 64, 1},
     {"pages that end inside a key tile", {1, 2, 1, 5, 128, 16, 0, 0}, INT64_MIN, 100, 1, DQ, 64, 1},
     {"decoding, grouped heads", {1, 4, 2, 1, 130, 64, 0, 0}, INT64_MIN, INT64_MAX, 1, ALL, 0, 0},
     {"causal, two key tiles", {1, 1, 1, 5, 101, 32, 0, 0}, INT64_MIN, 96, 1, ALL, 0, 0},
