@@ -11,9 +11,7 @@ from typing import NoReturn
 import torch
 
 # The options of a call as schemas spell them; their order is that of the struct in csrc/torch/calls.h.
-OPTIONS = (
-    "bool is_causal=False, float? scale=None, int causal_offset=0, int window_left=-1, int window_right=-1"
-)
+OPTIONS = "bool is_causal=False, float? scale=None, int causal_offset=0, int window_left=-1, int window_right=-1"
 # Every operator that computes attention, and what it returns. Autocast, vmap, policies and DTensor's rules go by this
 # list.
 OPERATORS = {"attention": "Tensor", "attention_lse": "(Tensor out, Tensor lse)"}

@@ -168,8 +168,12 @@ def _key_gradients(
 ) -> None:
     """dk and dv, where they are needed, of the local keys in these heads, over all queries."""
     q, grad_out, out, lse, *grad_lse = of_queries
-    needed = {"need_dq": False, "need_dk": dk is not None, "need_dv": dv is not None}
-    needed["grad_lse"] = grad_lse[0] if grad_lse else None
+    needed = {
+        "grad_lse": grad_lse[0] if grad_lse else None,
+        "need_dq": False,
+        "need_dk": dk is not None,
+        "need_dv": dv is not None,
+    }
     for chunk in call.own(call.keys):
         here = (slice(None), heads, chunk.local)
         k, v = (t[here] for t in keys_and_values)
