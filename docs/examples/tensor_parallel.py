@@ -44,5 +44,9 @@ digest = hashlib.sha256()
 for parameter in model.parameters():
     whole = parameter.full_tensor() if isinstance(parameter, DTensor) else parameter
     digest.update(whole.detach().numpy().tobytes())
-print(f"rank {dist.get_rank()}: parameters {digest.hexdigest()}")
+digests = [""] * dist.get_world_size()
+dist.all_gather_object(digests, digest.hexdigest())
+if dist.get_rank() == 0:  # one process prints: lines of several can run into each other
+    for rank, hexadecimal in enumerate(digests):
+        print(f"rank {rank}: parameters {hexadecimal}")
 dist.destroy_process_group()
