@@ -20,11 +20,7 @@ dhp_status dhp_attention_check(const dhp_attention *args, int on_cuda, dhp_error
     return dhp_plan_attention(args, &plan, error);
   }
   const dhp_status status = dhp_check_arguments(args, error);
-  if (status != DHP_OK) return status;
-  if (args->q.size[3] > DHP_CPU_MAX_HEAD_DIM)
-    return dhp_fail(error, DHP_UNSUPPORTED, "q: head_dim %lld; supported on CPU: 1 to %d", (long long)args->q.size[3],
-                    DHP_CPU_MAX_HEAD_DIM);
-  return DHP_OK;
+  return status == DHP_OK ? dhp_check_cpu_head_dims(args, error) : status;
 }
 
 dhp_status dhp_attention_cpu(const dhp_attention *args, const dhp_executor *executor, dhp_error *error) {

@@ -71,15 +71,16 @@ static dhp_status check_call(const dhp_attention *args, form given, form keys, d
         check_tensor(names[i], tensors[i], q->dtype, tensors[i] == k || tensors[i] == v ? keys : given, error);
     if (status != DHP_OK) return status;
   }
-  for (int i = 0; i < 4; i++) {
+  for (int i = 0; i < 3; i++)
     if (k->size[i] != v->size[i])
-      return dhp_fail(error, DHP_INVALID_ARGUMENT, "v: shape " SHAPE " differs from k's " SHAPE "; they must be equal",
-                      shape_of(v, keys).text, shape_of(k, keys).text);
-    if (out->size[i] != q->size[i])
       return dhp_fail(error, DHP_INVALID_ARGUMENT,
-                      "out: shape " SHAPE " differs from q's " SHAPE "; they must be equal", shape_of(out, given).text,
-                      shape_of(q, given).text);
-  }
+                      "v: shape " SHAPE " differs from k's " SHAPE "; they must be equal but for head_dim",
+                      shape_of(v, keys).text, shape_of(k, keys).text);
+  for (int i = 0; i < 4; i++)
+    if (out->size[i] != (i == 3 ? v : q)->size[i])
+      return dhp_fail(error, DHP_INVALID_ARGUMENT,
+                      "out: shape " SHAPE " differs from q's " SHAPE " with v's head_dim %lld; they must be equal",
+                      shape_of(out, given).text, shape_of(q, given).text, (long long)v->size[3]);
   if (keys != PAGED && k->size[0] != q->size[0])
     return dhp_fail(error, DHP_INVALID_ARGUMENT, "k: batch %lld differs from q's batch %lld (k " SHAPE ", q " SHAPE ")",
                     (long long)k->size[0], (long long)q->size[0], shape_of(k, keys).text, shape_of(q, given).text);
@@ -87,9 +88,10 @@ static dhp_status check_call(const dhp_attention *args, form given, form keys, d
     return dhp_fail(error, DHP_INVALID_ARGUMENT,
                     "k: head_dim %lld differs from q's head_dim %lld (k " SHAPE ", q " SHAPE ")", (long long)k->size[3],
                     (long long)q->size[3], shape_of(k, keys).text, shape_of(q, given).text);
-  if (q->size[3] < 1)
-    return dhp_fail(error, DHP_INVALID_ARGUMENT, "q: head_dim 0 in shape " SHAPE "; supported: 1 to %d",
-                    shape_of(q, given).text, DHP_CPU_MAX_HEAD_DIM);
+  if (q->size[3] < 1 || v->size[3] < 1)
+    return dhp_fail(error, DHP_INVALID_ARGUMENT, "%s: head_dim 0 in shape " SHAPE "; supported: 1 to %d",
+                    q->size[3] < 1 ? "q" : "v", (q->size[3] < 1 ? shape_of(q, given) : shape_of(v, keys)).text,
+                    DHP_CPU_MAX_HEAD_DIM);
   if (k->size[1] < 1 || q->size[1] % k->size[1] != 0)
     return dhp_fail(error, DHP_INVALID_ARGUMENT,
                     "k: %lld key heads for %lld query heads; the number of query heads must be a multiple of it",
@@ -109,6 +111,35 @@ static dhp_status check_call(const dhp_attention *args, form given, form keys, d
                     (long long)args->causal_offset);
   if (!isfinite((float)args->scale) || args->scale < 0.)
     return dhp_fail(error, DHP_INVALID_ARGUMENT, "scale: %g; supported: finite and not negative", args->scale);
+  /* float32 calls use scale / softcap, and softcap log2(e) < 2 softcap */
+  const double softcap = args->softcap;
+  if (softcap != 0. && !(softcap > 0. && isfinite((float)(args->scale / softcap)) && isfinite((float)(2. * softcap))))
+    return dhp_fail(error, DHP_INVALID_ARGUMENT,
+                    "softcap: %g; supported: 0 for none, or positive and finite, also as float32 and below scale",
+                    softcap);
+  return DHP_OK;
+}
+
+dhp_status dhp_check_cpu_head_dims(const dhp_attention *args, dhp_error *error) {
+  const dhp_tensor *const tensors[] = {&args->q, &args->v};
+  for (int i = 0; i < 2; i++)
+    if (tensors[i]->size[3] > DHP_CPU_MAX_HEAD_DIM)
+      return dhp_fail(error, DHP_UNSUPPORTED, "%s: head_dim %lld; supported on CPU: 1 to %d", i ? "v" : "q",
+                      (long long)tensors[i]->size[3], DHP_CPU_MAX_HEAD_DIM);
+  return DHP_OK;
+}
+
+dhp_status dhp_check_no_forms(const dhp_attention *args, dhp_error *error) {
+  if (args->is_windowed)
+    return dhp_fail(error, DHP_UNSUPPORTED,
+                    "window: (%lld, %lld); supported on CUDA: none, (-1, -1), with or without a causal mask",
+                    (long long)args->window_left, (long long)args->window_right);
+  if (args->softcap != 0.)
+    return dhp_fail(error, DHP_UNSUPPORTED, "softcap: %g; supported on CUDA: none", args->softcap);
+  if (args->sinks) return dhp_fail(error, DHP_UNSUPPORTED, "sinks: given; supported on CUDA: None");
+  if (args->v.size[3] != args->q.size[3])
+    return dhp_fail(error, DHP_UNSUPPORTED, "v: head_dim %lld differs from q's %lld; supported on CUDA: equal ones",
+                    (long long)args->v.size[3], (long long)args->q.size[3]);
   return DHP_OK;
 }
 

@@ -10,7 +10,7 @@
  * i + causal_offset.
  *
  * Public: everything in these structs (pointers, sizes, strides, dtypes, flags, scale). Secret: what the
- * pointers of q, k and v lead to. Plain structs, no torch type, no CUDA type; no function keeps a pointer
+ * pointers of q, k, v and sinks lead to. Plain structs, no torch type, no CUDA type; no function keeps a pointer
  * after it returns, except that a CUDA launch reads and writes the tensors until the stream has run it.
  *
  * Errors are values: a function that can fail returns a dhp_status and, if the caller gave a dhp_error,
@@ -66,8 +66,8 @@ typedef struct dhp_tensor {
 typedef struct dhp_attention {
   dhp_tensor q;          /* [B, Hq, Sq, D] */
   dhp_tensor k;          /* [B, Hk, Sk, D], Hk divides Hq: query head h reads key head h / (Hq / Hk) */
-  dhp_tensor v;          /* [B, Hk, Sk, D] */
-  dhp_tensor out;        /* [B, Hq, Sq, D]; a row that sees no key becomes 0 */
+  dhp_tensor v;          /* [B, Hk, Sk, Dv]; on CUDA Dv = D */
+  dhp_tensor out;        /* [B, Hq, Sq, Dv]; a row that sees no key becomes 0 */
   void *lse;             /* [B, Hq, Sq] contiguous float32 (float64 where q is), natural logarithm, -inf where no key
                             is seen; NULL: not wanted */
   double scale;          /* >= 0; finite, also as the float32 in which all but float64 calls use it */
@@ -75,6 +75,9 @@ typedef struct dhp_attention {
   int64_t causal_offset; /* 0 is torch SDPA's alignment, Sk - Sq is FlashAttention's */
   int is_windowed; /* 1: key j is visible to query i only if -window_left <= j - i - causal_offset <= window_right */
   int64_t window_left, window_right; /* >= 0; -1: no bound on that side */
+  double softcap;    /* > 0: softcap tanh(score / softcap) takes the place of each (scaled) score; 0: none */
+  const void *sinks; /* [Hq] contiguous, dtype as lse: exp(sink) is one more term of the sum of every row of a head,
+                        with a value of 0. A row that sees no key has the sink as its lse. NULL: none */
 } dhp_attention;
 
 /*
@@ -92,6 +95,7 @@ typedef struct dhp_varlen {
   int64_t sequences;
   const int32_t *cu_seqlens_q, *cu_seqlens_k; /* [sequences + 1]; from 0 on, ascending, no more than there are rows */
   const int32_t *seqused_k;                   /* [sequences]: only so many keys count; NULL: all */
+  const int32_t *leftpad_k;                   /* [sequences]: so many of these do not, the first ones; NULL: 0 */
   const int32_t *page_table;                  /* [sequences, page_table_width], in place of cu_seqlens_k; or NULL */
   int64_t page_table_width;
   int64_t max_seqlen_q, max_seqlen_k; /* no sequence has more rows, or keys that count */
@@ -104,11 +108,13 @@ typedef struct dhp_varlen {
  *     P = exp(scale q k^T - lse),  delta = rowsum(grad_out * out) - grad_lse,  dS = P * (grad_out v^T - delta),
  *     dv = P^T grad_out,  dq = scale dS k,  dk = scale dS^T q,
  *
- * dk and dv summed over the query heads of a key head. Secret besides q, k and v: out, lse, grad_out, grad_lse.
+ * with a soft cap dS also times its slope, 1 - (capped score / softcap)^2. Sinks are in lse and out already, and are
+ * not looked at. dk and dv summed over the query heads of a key head. Secret besides q, k and v: out, lse, grad_out,
+ * grad_lse.
  */
 typedef struct dhp_backward {
   dhp_attention forward; /* the call as it was made; its out and lse, both needed, are read */
-  dhp_tensor grad_out;   /* [B, Hq, Sq, D] */
+  dhp_tensor grad_out;   /* [B, Hq, Sq, Dv] */
   const void *grad_lse;  /* as lse; NULL: zero */
   dhp_tensor dq, dk, dv; /* shapes of q, k, v; data NULL: not wanted */
   void *workspace;       /* dhp_backward_workspace bytes, 16-byte aligned; holds secrets afterwards */

@@ -19,13 +19,13 @@ dhp_status dhp_varlen_check(const dhp_varlen *args, int on_cuda, dhp_error *erro
     return dhp_fail(error, DHP_INVALID_ARGUMENT, "max_seqlen_%s: %lld; supported: not negative",
                     args->max_seqlen_q < 0 ? "q" : "k",
                     (long long)(args->max_seqlen_q < 0 ? args->max_seqlen_q : args->max_seqlen_k));
+  if (args->page_table && args->leftpad_k)
+    return dhp_fail(error, DHP_UNSUPPORTED,
+                    "leftpad_k: given beside page_table; supported: None, because a sequence may begin with any page");
   if (on_cuda)
     return dhp_fail(error, DHP_UNSUPPORTED,
                     "cu_seqlens_q: packed sequences; supported on CUDA: none, but a call of attention for each length");
-  if (args->packed.q.size[3] > DHP_CPU_MAX_HEAD_DIM)
-    return dhp_fail(error, DHP_UNSUPPORTED, "q: head_dim %lld; supported on CPU: 1 to %d",
-                    (long long)args->packed.q.size[3], DHP_CPU_MAX_HEAD_DIM);
-  return DHP_OK;
+  return dhp_check_cpu_head_dims(&args->packed, error);
 }
 
 /* Of q or k: begins at 0, ascends by no more than `most`, ends within the rows there are. */
@@ -79,6 +79,13 @@ static dhp_status check_lengths(const dhp_varlen *args, dhp_error *error) {
                       "max_seqlen_k: %lld, but sequence %lld has %lld keys; supported: no less than the longest",
                       (long long)args->max_seqlen_k, (long long)b, (long long)used);
     if (args->page_table) status = check_pages(args, b, used, error);
+  }
+  for (int64_t b = 0; b < n && status == DHP_OK && args->leftpad_k; b++) {
+    const int64_t keys = args->seqused_k ? args->seqused_k[b] : args->cu_seqlens_k[b + 1] - args->cu_seqlens_k[b];
+    if (args->leftpad_k[b] < 0 || args->leftpad_k[b] > keys)
+      status = dhp_fail(error, DHP_INVALID_ARGUMENT,
+                        "leftpad_k: %d for sequence %lld; supported: 0 to the %lld keys up to its last",
+                        (int)args->leftpad_k[b], (long long)b, (long long)keys);
   }
   return status;
 }

@@ -50,6 +50,7 @@ def _run(operator: torch._ops.OpOverload[..., Any], q: Tensor, k: Tensor, v: Ten
         and not _somebody_looks_on()
         and not _is_excluded(_AUTOGRAD)
         and not (torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad))
+        and not (torch.is_grad_enabled() and isinstance(options[-1], Tensor) and options[-1].requires_grad)  # sinks
     )
     if around_autograd:
         _exclude(_AUTOGRAD, True)
@@ -80,6 +81,8 @@ def attention(
     scale: float | None = None,
     causal_offset: int = 0,
     window: tuple[int, int] = (-1, -1),
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """softmax(scale · q kᵀ) v, FlashAttention's algorithm (Dao et al., 2022), constant-time in the content of q, k, v.
 
@@ -88,24 +91,31 @@ def attention(
             cannot be read in place (last dimension not contiguous; on CUDA also rows that are not 16-byte aligned) is
             copied.
         k: keys, [B, Hk, Sk, D]; Hk divides Hq, query head h reads key head h // (Hq // Hk).
-        v: values, [B, Hk, Sk, D].
+        v: values, [B, Hk, Sk, Dv]; Dv is D on CUDA, and on the CPU any head_dim.
         is_causal: query i sees key j only if j <= i + causal_offset.
         scale: factor of the scores, finite and >= 0; 1/sqrt(D) by default.
         causal_offset: 0 is the alignment of torch's SDPA, Sk - Sq that of FlashAttention (and of cached decoding). Only
             with is_causal or a window.
         window: (left, right), in keys; query i sees key j only if i + causal_offset - left <= j <= i + causal_offset +
             right, and under is_causal none behind i + causal_offset. -1: no bound on that side. On the CPU alone.
+        softcap: each scaled score becomes softcap · tanh(score / softcap), as in Gemma 2. None, or 0: it stays. On the
+            CPU alone.
+        sinks: [Hq], float32 (float64 for float64 inputs); exp(sinks[h]) is one more term of the sum of each row of
+            query head h, with a value of 0, as in gpt-oss (Xiao et al., 2023, have learned keys for it). Not
+            differentiable. On the CPU alone.
 
     Returns:
-        [B, Hq, Sq, D], q's dtype, strides as torch.empty_like(q). A row that sees no key is 0. Differentiable, once
-        and in reverse mode; where an input requires grad, the lse is kept beside q, k, v and the result.
+        [B, Hq, Sq, Dv], q's dtype, strides as torch.empty_like(q) where Dv is D, else contiguous. A row that sees no
+        key is 0. Differentiable, once and in reverse mode; where an input requires grad, the lse is kept beside q, k, v
+        and the result.
 
     Raises:
         RuntimeError: names the argument, what was given and what is supported. head_dim: 1 to 256 on CPU; on CUDA (a
             Hopper GPU) multiples of 8 up to ``dhp_safe_fa._inspect.build_info()["max_head_dim_cuda"]``. Also for
             forward-mode differentiation, and when a gradient is differentiated again.
     """
-    return _run(_attention, q, k, v, is_causal, scale, causal_offset, *_sides(window))  # type: ignore[no-any-return]
+    options = (is_causal, scale, causal_offset, *_sides(window), softcap, sinks)
+    return _run(_attention, q, k, v, *options)  # type: ignore[no-any-return]
 
 
 def attention_lse(
@@ -117,20 +127,23 @@ def attention_lse(
     scale: float | None = None,
     causal_offset: int = 0,
     window: tuple[int, int] = (-1, -1),
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """:func:`attention` and, per query row, the natural logarithm of the sum of exp(scaled scores).
 
     Args:
-        q, k, v, is_causal, scale, causal_offset, window: as for :func:`attention`.
+        q, k, v, is_causal, scale, causal_offset, window, softcap, sinks: as for :func:`attention`.
 
     Returns:
-        out as :func:`attention`; lse, [B, Hq, Sq], float32 (float64 for float64 inputs), -inf where a row sees no key.
-        Both are differentiable.
+        out as :func:`attention`; lse, [B, Hq, Sq], float32 (float64 for float64 inputs); where a row sees no key its
+        head's sink, or -inf without sinks. Both are differentiable.
 
     Raises:
         RuntimeError: as :func:`attention`.
     """
-    return _run(_attention_lse, q, k, v, is_causal, scale, causal_offset, *_sides(window))  # type: ignore[no-any-return]
+    options = (is_causal, scale, causal_offset, *_sides(window), softcap, sinks)
+    return _run(_attention_lse, q, k, v, *options)  # type: ignore[no-any-return]
 
 
 Alignment = Literal["bottom-right", "top-left"]
@@ -149,8 +162,11 @@ def attention_varlen(
     scale: float | None = None,
     alignment: Alignment = "bottom-right",
     window: tuple[int, int] = (-1, -1),
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
     seqused_k: Tensor | None = None,
     page_table: Tensor | None = None,
+    leftpad_k: Tensor | None = None,
 ) -> Tensor:
     """:func:`attention` within each of many sequences of any lengths, packed one behind the other. On the CPU alone.
 
@@ -159,7 +175,7 @@ def attention_varlen(
     Args:
         q: [query tokens, Hq, D]; dtypes and strides as :func:`attention`.
         k, v: [key tokens, Hk, D]; Hk divides Hq. With page_table a cache in pages, [pages, page_size, Hk, D], of 16,
-            32, 64, 128 or 256 keys.
+            32, 64, 128 or 256 keys. v may have a head_dim of its own, Dv.
         cu_seqlens_q: int32 [sequences + 1]; sequence b has the rows from cu_seqlens_q[b] up to cu_seqlens_q[b + 1].
             Ascending from 0; rows behind the last belong to no sequence and become 0, their lse -inf.
         cu_seqlens_k: the same of keys and values. None with page_table.
@@ -170,20 +186,23 @@ def attention_varlen(
             FlashAttention and cached decoding, the last query at the last key that counts; "top-left", as in torch's
             SDPA, at key i.
         window: (left, right), as :func:`attention`, around that place.
+        softcap, sinks: as :func:`attention`.
         seqused_k: int32 [sequences]; of the keys of sequence b only the first seqused_k[b] count. All by default;
             needed with page_table.
         page_table: int32 [sequences, pages of a sequence]; key j of sequence b is row j % page_size of page
             page_table[b, j // page_size] of k and v. Pages may come in any order, and sequences may share them. Entries
             behind a sequence's last key may be anything.
+        leftpad_k: int32 [sequences]; of the keys of sequence b the first leftpad_k[b] do not count, as if the sequence
+            began behind them: what seqused_k says counts them still. None with page_table.
 
     Returns:
-        [query tokens, Hq, D], contiguous, q's dtype. A row that sees no key is 0.
+        [query tokens, Hq, Dv], contiguous, q's dtype. A row that sees no key is 0.
 
     Raises:
         RuntimeError: names the argument, what was given and what is supported. Lengths and pages are looked at before
             anything is computed. Also for CUDA tensors, and where an input requires grad and gradients are recorded.
     """
-    options = (is_causal, scale, alignment, window, seqused_k, page_table)
+    options = (is_causal, scale, alignment, window, softcap, sinks, seqused_k, page_table, leftpad_k)
     return _varlen(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, *options)[0]
 
 
@@ -200,23 +219,27 @@ def attention_varlen_lse(
     scale: float | None = None,
     alignment: Alignment = "bottom-right",
     window: tuple[int, int] = (-1, -1),
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
     seqused_k: Tensor | None = None,
     page_table: Tensor | None = None,
+    leftpad_k: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """:func:`attention_varlen` and, per query row, the natural logarithm of the sum of exp(scaled scores).
 
     Args:
         q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k: as for :func:`attention_varlen`.
-        is_causal, scale, alignment, window, seqused_k, page_table: as for :func:`attention_varlen`.
+        is_causal, scale, alignment, window, softcap, sinks, seqused_k, page_table, leftpad_k: as for
+            :func:`attention_varlen`.
 
     Returns:
-        out as :func:`attention_varlen`; lse, [Hq, query tokens], float32 (float64 for float64 inputs), -inf where a row
-        sees no key.
+        out as :func:`attention_varlen`; lse, [Hq, query tokens], float32 (float64 for float64 inputs); where a row sees
+        no key its head's sink, or -inf without sinks.
 
     Raises:
         RuntimeError: as :func:`attention_varlen`.
     """
-    options = (is_causal, scale, alignment, window, seqused_k, page_table)
+    options = (is_causal, scale, alignment, window, softcap, sinks, seqused_k, page_table, leftpad_k)
     return _varlen(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, *options)
 
 
@@ -232,12 +255,15 @@ def _varlen(
     scale: float | None,
     alignment: Alignment,
     window: tuple[int, int],
+    softcap: float | None,
+    sinks: Tensor | None,
     seqused_k: Tensor | None,
     page_table: Tensor | None,
+    leftpad_k: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
     if alignment not in ("bottom-right", "top-left"):
         refuse(VARLEN, f"alignment: {alignment!r}; supported: 'bottom-right', 'top-left'")
     sequences = cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k
-    keys = seqused_k, page_table
     places = alignment == "bottom-right", *_sides(window, VARLEN)
-    return torch.ops.dhp.attention_varlen(q, k, v, *sequences, is_causal, scale, *places, *keys)  # type: ignore[no-any-return]
+    rest = softcap, seqused_k, page_table, leftpad_k, sinks
+    return torch.ops.dhp.attention_varlen(q, k, v, *sequences, is_causal, scale, *places, *rest)  # type: ignore[no-any-return]

@@ -71,7 +71,7 @@ def serve(
         q, k, v = (t[(None,) * (4 - rank)] for t in (query, key, value))
     else:
         q, k, v = (t.flatten(0, rank - 4) for t in (query, key, value))
-    return attend(q, k, v, is_causal=is_causal, scale=scale).reshape(query.shape)
+    return attend(q, k, v, is_causal=is_causal, scale=scale).reshape(*query.shape[:-1], value.shape[-1])
 
 
 def why_not(
@@ -153,8 +153,13 @@ def _wrong_shape(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) ->
         return f"query, key: rank {len(q)} and {len(k)}; supported: equal, at least 2, [..., H, S, D]"
     if k[-1] != q[-1]:
         return f"key: head_dim {k[-1]} differs from query's {q[-1]}; they must be equal"
-    if v != k:
-        return "value: its shape differs from key's; they must be equal"
+    if v[:-1] != k[:-1]:
+        return "value: its shape differs from key's; they must be equal but for head_dim"
+    if v[-1] != k[-1]:
+        if query.device.type == "cuda":
+            return f"value: head_dim {v[-1]} differs from key's {k[-1]}; supported on CUDA: equal ones"
+        if not 1 <= v[-1] <= CPU_MAX_HEAD_DIM:
+            return f"value: head_dim {v[-1]}; supported on CPU: 1 to {CPU_MAX_HEAD_DIM}"
     if k[:-3] != q[:-3]:
         return "key: its batch dimensions differ from query's; expand the smaller tensor"
     if len(q) == 2 or (not enable_gqa and k[-3] == q[-3]):

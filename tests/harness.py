@@ -6,7 +6,6 @@ import contextlib
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -174,18 +173,22 @@ def attend(
     scale: float | None = None,
     causal_offset: int = 0,
     window: tuple[int, int] = (-1, -1),
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """(out, lse) of attention_lse on poisoned memory, after checking what every call has to hold:
 
-    both operators give the same bits; out lies in memory as torch.empty_like(q); lse is float32, contiguous.
+    both operators give the same bits; out lies in memory as torch.empty_like(q), or contiguous if v is of another
+    head_dim; lse is float32, contiguous.
     """
     with poisoned_memory():
         options: Any = {"is_causal": is_causal, "scale": scale, "causal_offset": causal_offset, "window": window}
+        options |= {"softcap": softcap, "sinks": sinks}
         out, lse = dhp_safe_fa.attention_lse(q, k, v, **options)
         alone = dhp_safe_fa.attention(q, k, v, **options)
-    like = torch.empty_like(q)
+    like = torch.empty_like(q) if v.shape[3] == q.shape[3] else q.new_empty([*q.shape[:3], v.shape[3]])
     for tensor in (out, alone):
-        assert tensor.shape == q.shape and tensor.dtype == q.dtype and tensor.device == q.device
+        assert tensor.shape == like.shape and tensor.dtype == q.dtype and tensor.device == q.device
         assert tensor.stride() == like.stride(), f"out has strides {tensor.stride()}, empty_like(q) {like.stride()}"
     assert lse.shape == q.shape[:3] and lse.dtype == torch.float32 and lse.device == q.device
     assert lse.is_contiguous()
@@ -209,16 +212,22 @@ def gradients(
     scale: float | None = None,
     causal_offset: int = 0,
     window: tuple[int, int] = (-1, -1),
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
 ) -> Gradients:
     """(dq, dk, dv) of attention_backward on poisoned memory, after checking what every call has to hold:
 
     each lies in memory as torch.empty_like of its input; alone, each has the same bits, and the others are left out.
     """
-    options = (is_causal, scale, causal_offset, *window)
+    places, forms = (is_causal, scale, causal_offset), (*window, softcap)
     with torch.no_grad(), poisoned_memory():
-        out, lse = torch.ops.dhp.attention_lse(q, k, v, *options)
-        call = partial(torch.ops.dhp.attention_backward, grad_out, q, k, v, out, lse, *options, grad_lse)
-        found = Gradients(*call())
+        out, lse = torch.ops.dhp.attention_lse(q, k, v, *places, *forms, sinks)
+        given = (grad_out, q, k, v, out, lse, *places, grad_lse)
+
+        def call(*needed: bool) -> tuple[Tensor, Tensor, Tensor]:
+            return torch.ops.dhp.attention_backward(*given, *needed, *forms)  # type: ignore[no-any-return]
+
+        found = Gradients(*call(True, True, True))
         for i, like in enumerate((q, k, v)):
             assert found[i].shape == like.shape and found[i].dtype == like.dtype and found[i].device == like.device
             assert found[i].stride() == torch.empty_like(like).stride(), f"d{'qkv'[i]} has strides {found[i].stride()}"

@@ -39,12 +39,17 @@ BLOCK = {"cpu": 64, "cuda": 512}
 class Reference(NamedTuple):
     """float64 results and, per element or row, the magnitudes that rounding errors scale with."""
 
-    out: Tensor  # [B, Hq, Sq, D]
+    out: Tensor  # [B, Hq, Sq, Dv]
     lse: Tensor  # [B, Hq, Sq]
-    magnitude: Tensor  # [B, Hq, Sq, D]: sum_j p_j |v_j|
-    tail: Tensor  # [B, Hq, Sq, D]: sum_j |v_j| / sum_j exp(s_j - max s), what underflowing p_j scale with
+    magnitude: Tensor  # [B, Hq, Sq, Dv]: sum_j p_j |v_j|
+    tail: Tensor  # [B, Hq, Sq, Dv]: sum_j |v_j| / sum_j exp(s_j - max s), what underflowing p_j scale with
     score_magnitude: Tensor  # [B, Hq, Sq]: scale * sum_d |q_d| max_j |k_jd|, no score's terms add up to more
     keys: int  # Sk
+    softcap: float = 0.0  # 0: none
+
+    def score_error(self, of_products: float) -> Tensor:
+        """[B, Hq, Sq]: of float32 scores, given what is lost of their magnitude; a soft cap's tangent loses 2 ulp."""
+        return FLOAT32_ROUNDOFF * (of_products * self.score_magnitude + 8 * self.softcap)
 
 
 class Mask(NamedTuple):
@@ -73,13 +78,15 @@ def reference(
     scale: float | None = None,
     causal_offset: int = 0,
     window: tuple[int, int] = (-1, -1),
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
     mask: Mask | None = None,
 ) -> Reference:
     """softmax(scale * q k^T) v over the visible keys alone, and its log-sum-exp, in float64 on q's device.
 
-    `mask` takes the place of is_causal, causal_offset and window. A row without a key: out 0, lse -inf.
-    NaN and Inf take the course of IEEE arithmetic, so a row whose scores are all -inf is NaN with lse -inf, and a score
-    of +inf gives NaN with lse +inf.
+    `mask` takes the place of is_causal, causal_offset and window. A row without a key: out 0, lse its head's sink, or
+    -inf. NaN and Inf take the course of IEEE arithmetic, so a row whose scores are all -inf is NaN with lse -inf, and a
+    score of +inf gives NaN with lse +inf.
     """
     (_, hq, sq, d), sk = q.shape, k.shape[2]
     scale = 1.0 / math.sqrt(d) if scale is None else scale
@@ -87,13 +94,17 @@ def reference(
     group = hq // k.shape[1]
     q = q.double()
     k, v = (t.double().repeat_interleave(group, dim=1) for t in (k, v))
+    sink = torch.full([hq], -math.inf).to(q) if sinks is None else sinks.double()
+    sink = sink[None, :, None, None]
+    zeros = q.new_zeros(*q.shape[:3], v.shape[3])
     result = Reference(
-        out=torch.zeros_like(q),
-        lse=torch.full_like(q[..., 0], -math.inf),
-        magnitude=torch.zeros_like(q),
-        tail=torch.zeros_like(q),
+        out=zeros,
+        lse=sink[..., 0].expand(q.shape[:3]).clone(),
+        magnitude=zeros.clone(),
+        tail=zeros.clone(),
         score_magnitude=torch.zeros_like(q[..., 0]),
         keys=sk,
+        softcap=softcap or 0.0,
     )
     if sk == 0 or q.numel() == 0:
         return result
@@ -117,13 +128,15 @@ def reference(
         keys = torch.arange(seen.start, seen.stop, device=q.device)
         hidden = (keys < starts[:, None]) | (keys >= stops[:, None])
         scores = scale * (q[:, :, rows] @ k[:, :, seen].mT)
-        top = scores.masked_fill_(hidden, -math.inf).amax(dim=-1, keepdim=True)
+        scores = softcap * torch.tanh(scores / softcap) if softcap else scores
+        top = torch.maximum(scores.masked_fill_(hidden, -math.inf).amax(dim=-1, keepdim=True), sink)
         p = scores.sub_(top).exp_()
-        total = p.sum(dim=-1, keepdim=True)
+        total = p.sum(dim=-1, keepdim=True) + (sink - top).exp().nan_to_num(0.0 if sinks is None else math.nan)
         # An infinite maximum is the log-sum-exp; subtracting it from itself has made NaN of the sum.
         lse = torch.where(top.isinf(), top, top + total.log())
         # A row without a key has NaN weights here; it keeps its zeros.
         keyless = (starts == stops)[:, None]
+        lse = torch.where(keyless, sink, lse)
         result.out[:, :, rows] = (p @ v[:, :, seen] / total).masked_fill_(keyless, 0.0)
         result.lse[:, :, rows] = lse[..., 0]
         result.magnitude[:, :, rows] = (p @ v_abs[:, :, seen] / total).masked_fill_(keyless, 0.0)
@@ -132,15 +145,17 @@ def reference(
     return result
 
 
-def assert_matches(out: Tensor, lse: Tensor, ref: Reference) -> None:
+def assert_matches(out: Tensor, lse: Tensor, ref: Reference, head_dim: int | None = None) -> None:
     """Every element of out and lse is within the rounding error that its own inputs allow; NaN and Inf are in place.
 
+    head_dim: of q, where v has another one.
     out: one rounding of the result and two of the probabilities (numerator, sum) to the input dtype; exponentials,
     sums and scores in float32, with room for hardware approximations of 2^-22.
     """
     u = ROUNDOFF[out.dtype]
-    # Error of one float32 score: a random walk over d products and four roundings of the scaled score.
-    delta = FLOAT32_ROUNDOFF * (4 + 2 * math.sqrt(out.shape[3])) * ref.score_magnitude
+    head_dim = out.shape[3] if head_dim is None else head_dim
+    # Error of one float32 score: a random walk over head_dim products and four roundings of the scaled score.
+    delta = ref.score_error(4 + 2 * math.sqrt(head_dim))
     relative = 2 * u + 2 * torch.expm1(delta)[..., None] + FLOAT32_ROUNDOFF * (32 + 2 * math.sqrt(ref.keys))
     underflow = UNDERFLOW[out.dtype] * (1 + ref.tail)
     _assert_within("out", out, ref.out, u * ref.out.abs() + relative * ref.magnitude + underflow)
@@ -189,6 +204,8 @@ def reference_gradients(
     scale: float | None = None,
     causal_offset: int = 0,
     window: tuple[int, int] = (-1, -1),
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
 ) -> ReferenceGradients:
     """Those of reference(), row by row over exactly the visible keys, so that nothing crosses the mask.
 
@@ -198,7 +215,7 @@ def reference_gradients(
     (_, _, sq, d), sk, dtype = q.shape, k.shape[2], q.dtype
     scale = 1.0 / math.sqrt(d) if scale is None else scale
     mask = Mask.of_call(is_causal, causal_offset, window)
-    expected = reference(q, k, v, scale=scale, mask=mask)
+    expected = reference(q, k, v, scale=scale, mask=mask, softcap=softcap, sinks=sinks)
     group = q.shape[1] // k.shape[1]
     q, grad_out = q.double(), grad_out.double()
     keys, values = (t.double().repeat_interleave(group, dim=1) for t in (k, v))
@@ -207,7 +224,7 @@ def reference_gradients(
     delta_terms = (grad_out * expected.out).abs().sum(dim=-1) + grad_lse.abs()
 
     float32 = min(FLOAT32_ROUNDOFF, ROUNDOFF[dtype])
-    score_error = float32 * (8 + 4 * math.sqrt(d)) * expected.score_magnitude
+    score_error = float32 / FLOAT32_ROUNDOFF * expected.score_error(8 + 4 * math.sqrt(d))
     relative = 3 * ROUNDOFF[dtype] + 2 * torch.expm1(score_error) + float32 * (64 + 2 * math.sqrt(d + max(sq, sk)))
     smallest = max(UNDERFLOW[dtype], 2.0**-126)  # the CPU takes subnormal float32 numbers for zero
 
@@ -221,15 +238,18 @@ def reference_gradients(
         q_row, g_row, k_seen, v_seen = q[:, :, one], grad_out[:, :, one], keys[:, :, seen], values[:, :, seen]
         lse = expected.lse[:, :, one, None]
         # A score was +inf, or all were -inf: softmax of the row is NaN.
-        p = (scale * (q_row @ k_seen.mT) - lse).exp().masked_fill(~lse.isfinite(), math.nan)
-        ds = scale * p * (g_row @ v_seen.mT - delta[:, :, one, None])
+        scores = scale * (q_row @ k_seen.mT)
+        tangent = torch.tanh(scores / softcap) if softcap else torch.zeros_like(scores)
+        p = ((softcap * tangent if softcap else scores) - lse).exp().masked_fill(~lse.isfinite(), math.nan)
+        ds = scale * p * (g_row @ v_seen.mT - delta[:, :, one, None]) * (1 - tangent**2)
         dv[:, :, seen] += p.mT * g_row
         dk[:, :, seen] += ds.mT * q_row
         dq[:, :, one] = ds @ k_seen
 
         terms = g_row.abs() @ v_seen.abs().mT + delta_terms[:, :, one, None]
         p_error = relative[:, :, one, None] * p + smallest
-        ds_error = scale * p_error * terms + smallest
+        slope_error = 2 * score_error[:, :, one, None] / softcap + 8 * float32 if softcap else 0.0
+        ds_error = scale * (p_error + slope_error * p) * terms + smallest
         dv_bound[:, :, seen] += p_error.mT * g_row.abs()
         dk_bound[:, :, seen] += ds_error.mT * q_row.abs()
         dq_bound[:, :, one] = ds_error @ k_seen.abs()

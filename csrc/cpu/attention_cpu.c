@@ -80,7 +80,8 @@ dhp_status dhp_cpu_forward_with(const dhp_cpu_kernel *kernel, const dhp_attentio
                                 const dhp_executor *executor, dhp_error *error) {
   const forward_work context = {kernel, args, mask, {args->q.size[2], NULL}};
   const dhp_cpu_work work = {attend_unit, &context, dhp_cpu_units(args)};
-  const dhp_cpu_extent extent = {.queries = args->q.size[2], .keys = args->k.size[2], .head_dim = args->q.size[3]};
+  const dhp_cpu_extent extent = {
+      .queries = args->q.size[2], .keys = args->k.size[2], .head_dim = dhp_cpu_most_dims(args)};
   return dhp_cpu_run(&work, 1, &extent, executor, error);
 }
 

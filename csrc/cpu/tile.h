@@ -96,9 +96,13 @@ typedef struct dhp_cpu_work {
 
 /* How much of the scratch memory a call can have written: tells what has to be wiped. */
 typedef struct dhp_cpu_extent {
-  int64_t queries, keys, head_dim;
+  int64_t queries, keys, head_dim; /* the larger one of q's and v's */
   int is_backward;
 } dhp_cpu_extent;
+
+static inline int64_t dhp_cpu_most_dims(const dhp_attention *args) {
+  return args->q.size[3] > args->v.size[3] ? args->q.size[3] : args->v.size[3];
+}
 
 /*
  * Runs n kinds of work one after another, each over the executor (NULL: in the calling thread), in the floating-point

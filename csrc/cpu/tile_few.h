@@ -14,6 +14,7 @@
 
 #include "tile_rows.h"
 #include "tile_scores.h"
+#include "tile_softcap.h"
 
 enum { FEW = DHP_CPU_FEW_ROWS };
 
@@ -224,7 +225,9 @@ DHP_CT void add_few_values(const dhp_cpu_rows *rows, const tile_keys *seen, int6
 
 DHP_CT void attend_few_of(const dhp_cpu_rows *rows, const tile_keys *seen, int64_t key_head, int64_t start, int n,
                           const dhp_dtype dtype, dhp_cpu_scratch *scratch) {
+  const dhp_attention *const args = rows->args;
   few_scores(rows, key_head, start, n, dtype, scratch);
+  if (args->softcap > 0.) cap_scores(scratch->ds, rows->count, round_up(n, LANES), cap2_of(args));
   softmax_of_few(scratch, seen, rows->count, round_up(n, LANES));
   add_few_values(rows, seen, key_head, start, dtype, scratch);
 }

@@ -19,10 +19,11 @@
 #include "tile_few.h"
 #include "tile_rows.h"
 #include "tile_scores.h"
+#include "tile_softcap.h"
 #include "tile_values.h"
 #include "backward/tile_gradients.h"
 
-/* out / sum and lse. Rows that see no key (public) get 0 and -inf. */
+/* out / sum and lse. Rows that see no key (public) get 0 and -inf, or the sink. */
 static void write_results(const dhp_cpu_rows *rows, const dhp_key_range seen[DHP_CPU_TILE_Q], int queries,
                           dhp_cpu_scratch *scratch) {
   const dhp_attention *const args = rows->args;
@@ -38,7 +39,7 @@ static void write_results(const dhp_cpu_rows *rows, const dhp_key_range seen[DHP
     char *const row = row_pointer(out, rows->batch, head_of(rows, i), position_of(rows, i));
     if (seen[i].first == seen[i].last) {
       memset(row, 0, (size_t)out->size[3] * element_size(out->dtype));
-      scratch->lse[i] = -__builtin_inff();
+      if (!args->sinks) scratch->lse[i] = -__builtin_inff();
     } else {
       write_row(row, scratch->out[i], scratch->rescale[i], out, scratch);
     }
@@ -52,18 +53,15 @@ static void write_results(const dhp_cpu_rows *rows, const dhp_key_range seen[DHP
 static void attend(const dhp_cpu_rows *rows, dhp_cpu_scratch *scratch) {
   const dhp_attention *const args = rows->args;
   const int head_dim = (int)args->q.size[3];
-  const int width = round_up(head_dim, LANES), queries = round_up(rows->count, LANES);
+  const int width = round_up((int)args->v.size[3], LANES), queries = round_up(rows->count, LANES);
   const int64_t key_head = rows->head / (args->q.size[1] / args->k.size[1]);
   const int is_few = rows->count <= FEW;
 
   if (is_few)
-    read_few(rows, scale2_of(args), scratch);
+    read_few(rows, factor_of(args), scratch);
   else
-    read_lanes(scratch->q, &args->q, rows->batch, rows->head, rows->first, rows->count, scale2_of(args), scratch);
-  for (int i = 0; i < queries; i += LANES) {
-    store(scratch->maximum + i, dhp_ct_splat(-__builtin_inff()));
-    store(scratch->sum + i, dhp_ct_splat(0.f));
-  }
+    read_lanes(scratch->q, &args->q, rows->batch, rows->head, rows->first, rows->count, factor_of(args), scratch);
+  begin_softmax(rows, queries, scratch);
   clear_rows(scratch->out, rows->count, width);
 
   dhp_key_range seen[DHP_CPU_TILE_Q] = {{0, 0}}; /* lanes without a row, in the last vector, copy the last row */
@@ -87,6 +85,7 @@ static void attend(const dhp_cpu_rows *rows, dhp_cpu_scratch *scratch) {
       memset(scratch->k[i], 0, sizeof scratch->k[i]);
 
     compute_scores(scores, queries, n, head_dim);
+    if (args->softcap > 0.) cap_scores(scratch->p, n, queries, cap2_of(args));
     hide_scores(scratch, &keys, queries, round_up(n, 4));
     softmax(scratch, queries, round_up(n, 4));
     add_values(&values, &keys, rows->count, width);

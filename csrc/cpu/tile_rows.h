@@ -132,8 +132,14 @@ static void read_keys(float (*to)[DHP_CPU_PITCH_D], const dhp_tensor *t, const d
   }
 }
 
-/* What scores are multiplied with so that 2^score is wanted: e^x = 2^(x log2(e)). */
-static float scale2_of(const dhp_attention *args) { return (float)((double)(float)args->scale * 1.4426950408889634); }
+/* What q is multiplied with, so that 2^score is wanted: e^x = 2^(x log2(e)); or, to be capped, tanh of the score. */
+static float factor_of(const dhp_attention *args) {
+  const double scale = (double)(float)args->scale, log2_e = 1.4426950408889634;
+  return (float)(args->softcap > 0. ? scale / args->softcap : scale * log2_e);
+}
+
+/* What tanh is multiplied with, so that 2^score is wanted; 0 without a soft cap. */
+static float cap2_of(const dhp_attention *args) { return (float)(args->softcap * 1.4426950408889634); }
 
 /* n rows from row s on times a public factor, transposed: [d][DHP_CPU_PITCH_Q]; lanes without a row hold zeros. */
 static void read_lanes(float (*to)[DHP_CPU_PITCH_Q], const dhp_tensor *t, int64_t b, int64_t h, int64_t s, int n,

@@ -3,6 +3,7 @@
 #define DHP_CPU_TILE_SCORES_H
 
 #include "tile_keys.h"
+#include "tile_rows.h"
 
 /* Scores p[key][query] = <q[..][query], k[key]>: queries in the lanes. A backward has other rows in these places. */
 typedef struct tile_scores {
@@ -83,6 +84,24 @@ static void hide_scores(dhp_cpu_scratch *scratch, const tile_keys *seen, int que
 static lanes_f32 shift_of(lanes_f32 maximum) {
   const dhp_ct_u32 magnitude = dhp_ct_bits(maximum) & dhp_ct_splat_u32(0x7fffffffu);
   return dhp_ct_select(dhp_ct_equal_u32(magnitude, dhp_ct_splat_u32(0x7f800000u)), dhp_ct_splat(0.f), maximum);
+}
+
+/*
+ * Maximum and sum of a unit's rows before their first key: those of their heads' sinks, if there are any. CT:
+ * straight-line per row.
+ */
+static void begin_softmax(const dhp_cpu_rows *rows, int queries, dhp_cpu_scratch *scratch) {
+  const float *const sinks = rows->args->sinks;
+  const lanes_f32 minus_infinity = dhp_ct_splat(-__builtin_inff());
+  for (int i = 0; i < queries; i += LANES)
+    store(&scratch->maximum[i], minus_infinity);
+  for (int i = 0; sinks && i < rows->count; i++)
+    scratch->maximum[i] = sinks[head_of(rows, i)] * 1.44269504f; /* log2(e) */
+  for (int i = 0; i < queries; i += LANES) {
+    const lanes_f32 sink = load(&scratch->maximum[i]), maximum = dhp_ct_max(minus_infinity, sink);
+    store(&scratch->maximum[i], maximum);
+    store(&scratch->sum[i], dhp_ct_exp2(sink - shift_of(maximum)));
+  }
 }
 
 /*

@@ -21,7 +21,7 @@ static dhp_tensor gradient_of(const char *name, bool need, const Tensor &t, cons
   dhp_tensor target = d;
   target.data = nullptr;
   if (!need) return target;
-  output.emplace(name, t, d);
+  output.emplace(name, t, d, d.size[3]);
   return output->target();
 }
 

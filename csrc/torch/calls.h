@@ -13,12 +13,14 @@ struct Options {
   bool is_causal;
   std::optional<double> scale;
   int64_t causal_offset, window_left, window_right;
+  std::optional<double> softcap;
 };
 
 /* One call of attention; its tensors on one device. */
 struct Call {
   Tensor q, k, v;
   Options options;
+  std::optional<Tensor> sinks; /* looked at by the forward alone */
 };
 
 /* One call of packed sequences; its tensors on one device. */
@@ -28,7 +30,7 @@ struct VarlenCall {
   int64_t max_seqlen_q, max_seqlen_k;
   Options options; /* without causal_offset */
   bool is_bottom_right;
-  std::optional<Tensor> seqused_k, page_table;
+  std::optional<Tensor> seqused_k, page_table, leftpad_k, sinks;
 };
 
 /* Its results: [tokens, H, D] and [H, tokens]. */
@@ -49,6 +51,9 @@ dhp_attention described(const Call &call);
 
 /* Flags and numbers of a call whose q is described. */
 void set_options(dhp_attention &args, const Options &options);
+
+/* The data of [heads] numbers, one for each query head, in the dtype of lse; a copy in `keep` if they lie apart. */
+const void *readable_sinks(const Tensor &sinks, const Tensor &q, int64_t heads, std::optional<Tensor> &keep);
 
 /* attention, and the lse where it is wanted. */
 Tensor forward(const Call &call, Tensor *lse);

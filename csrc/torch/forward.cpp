@@ -16,6 +16,18 @@ void set_options(dhp_attention &args, const Options &options) {
   args.window_right = options.window_right;
   const double usual_scale = 1.0 / std::sqrt(static_cast<double>(args.q.size[3]));
   args.scale = options.scale.value_or(usual_scale);
+  args.softcap = options.softcap.value_or(0.0);
+}
+
+const void *readable_sinks(const Tensor &sinks, const Tensor &q, int64_t heads, std::optional<Tensor> &keep) {
+  check_same_device("sinks", sinks, q);
+  if (sinks.dim() != 1 || sinks.size(0) != heads)
+    fail("sinks: shape " + shape_of(sinks, sinks.dim()) + "; expected [" + std::to_string(heads) +
+         "], one number for each query head");
+  if (sinks.scalar_type() != row_dtype(q))
+    fail("sinks: dtype " + dtype_name(sinks.scalar_type()) + "; expected " + dtype_name(row_dtype(q)));
+  if (!sinks.is_contiguous()) keep = contiguous_copy(sinks);
+  return (keep ? *keep : sinks).data_ptr();
 }
 
 dhp_attention described(const Call &call) {
@@ -34,6 +46,7 @@ dhp_attention described(const Call &call) {
 static void refuse_unsupported(dhp_attention args, bool on_cuda) {
   args.q.stride[3] = args.k.stride[3] = args.v.stride[3] = 1; /* as they will be when they are read */
   args.out = args.q;
+  args.out.size[3] = args.v.size[3];
   dhp_error error{};
   if (dhp_attention_check(&args, on_cuda, &error) != DHP_OK) fail(error.text);
 }
@@ -41,10 +54,11 @@ static void refuse_unsupported(dhp_attention args, bool on_cuda) {
 Tensor forward(const Call &call, Tensor *lse) {
   const Tensor &q = call.q;
   dhp_attention args = described(call);
+  std::optional<Tensor> q_copy, k_copy, v_copy, sinks_copy;
+  if (call.sinks) args.sinks = readable_sinks(*call.sinks, q, q.size(1), sinks_copy);
   refuse_unsupported(args, q.is_cuda());
 
-  const Output out("out", q, args.q);
-  std::optional<Tensor> q_copy, k_copy, v_copy;
+  const Output out("out", q, args.q, args.v.size[3]);
   args.q = readable("q", q, args.q, q_copy);
   args.k = readable("k", call.k, args.k, k_copy);
   args.v = readable("v", call.v, args.v, v_copy);

@@ -31,14 +31,18 @@ void check_arguments(uint64_t arguments, uint64_t built_for) {
 
 Tensor tensor(const char *name, StableIValue value) { return given(name, value, "[B, H, S, D]"); }
 
-Options options_from(const StableIValue *stack) {
-  return {values::to<bool>(stack[0]), values::to<std::optional<double>>(stack[1]), values::to<int64_t>(stack[2]),
-          values::to<int64_t>(stack[3]), values::to<int64_t>(stack[4])};
+/* Where queries stand, and what forms the scores take. */
+Options options_from(const StableIValue *places, const StableIValue *forms) {
+  return {values::to<bool>(places[0]),    values::to<std::optional<double>>(places[1]),
+          values::to<int64_t>(places[2]), values::to<int64_t>(forms[0]),
+          values::to<int64_t>(forms[1]),  values::to<std::optional<double>>(forms[2])};
 }
 
 Tensor forward_from(const StableIValue *stack, uint64_t arguments, Tensor *lse) {
-  check_arguments(arguments, 8);
-  return forward({tensor("q", stack[0]), tensor("k", stack[1]), tensor("v", stack[2]), options_from(stack + 3)}, lse);
+  check_arguments(arguments, 10);
+  return forward({tensor("q", stack[0]), tensor("k", stack[1]), tensor("v", stack[2]),
+                  options_from(stack + 3, stack + 6), values::to<std::optional<Tensor>>(stack[9])},
+                 lse);
 }
 
 void attention(StableIValue *stack, uint64_t arguments, uint64_t) {
@@ -56,13 +60,14 @@ void attention_lse(StableIValue *stack, uint64_t arguments, uint64_t) {
 
 void attention_backward(StableIValue *stack, uint64_t arguments, uint64_t) {
   run_as("attention_backward", [=] {
-    check_arguments(arguments, 15);
+    check_arguments(arguments, 16);
     Gradients gradients{tensor("grad_out", stack[0]),
                         tensor("out", stack[4]),
                         given("lse", stack[5], "[B, H, S]"),
-                        values::to<std::optional<Tensor>>(stack[11]),
-                        {values::to<bool>(stack[12]), values::to<bool>(stack[13]), values::to<bool>(stack[14])}};
-    const Call call{tensor("q", stack[1]), tensor("k", stack[2]), tensor("v", stack[3]), options_from(stack + 6)};
+                        values::to<std::optional<Tensor>>(stack[9]),
+                        {values::to<bool>(stack[10]), values::to<bool>(stack[11]), values::to<bool>(stack[12])}};
+    const Call call{
+        tensor("q", stack[1]), tensor("k", stack[2]), tensor("v", stack[3]), options_from(stack + 6, stack + 13), {}};
     Tensor results[3];
     backward(call, gradients, results);
     for (int i = 0; i < 3; i++)
@@ -72,15 +77,17 @@ void attention_backward(StableIValue *stack, uint64_t arguments, uint64_t) {
 
 void attention_varlen(StableIValue *stack, uint64_t arguments, uint64_t) {
   run_as("attention_varlen", [=] {
-    check_arguments(arguments, 14);
+    check_arguments(arguments, 17);
     const char *const rows = "[tokens, H, D]", *const cached = "[tokens, H, D] or [pages, page_size, H, D]";
-    const Options options{values::to<bool>(stack[7]), values::to<std::optional<double>>(stack[8]), 0,
-                          values::to<int64_t>(stack[10]), values::to<int64_t>(stack[11])};
+    const Options options{
+        values::to<bool>(stack[7]),     values::to<std::optional<double>>(stack[8]), 0, values::to<int64_t>(stack[10]),
+        values::to<int64_t>(stack[11]), values::to<std::optional<double>>(stack[12])};
     const Packed results =
         forward({given("q", stack[0], rows), given("k", stack[1], cached), given("v", stack[2], cached),
                  given("cu_seqlens_q", stack[3], "[sequences + 1]"), values::to<std::optional<Tensor>>(stack[4]),
                  values::to<int64_t>(stack[5]), values::to<int64_t>(stack[6]), options, values::to<bool>(stack[9]),
-                 values::to<std::optional<Tensor>>(stack[12]), values::to<std::optional<Tensor>>(stack[13])});
+                 values::to<std::optional<Tensor>>(stack[13]), values::to<std::optional<Tensor>>(stack[14]),
+                 values::to<std::optional<Tensor>>(stack[15]), values::to<std::optional<Tensor>>(stack[16])});
     stack[0] = values::from(results.out);
     stack[1] = values::from(results.lse);
   });

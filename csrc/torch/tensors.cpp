@@ -111,7 +111,13 @@ static Tensor empty_like(const Tensor &like, const dhp_tensor &d) {
   return Tensor(out);
 }
 
-Output::Output(const char *name, const Tensor &like, const dhp_tensor &d) : result_(empty_like(like, d)) {
+static Tensor empty_with(const Tensor &like, int64_t head_dim) {
+  const int64_t sizes[] = {like.size(0), like.size(1), like.size(2), head_dim};
+  return torch::stable::new_empty(like, {sizes, 4});
+}
+
+Output::Output(const char *name, const Tensor &like, const dhp_tensor &d, int64_t head_dim)
+    : result_(head_dim == d.size[3] ? empty_like(like, d) : empty_with(like, head_dim)) {
   target_ = describe(name, result_);
   if (runs_in_place(result_, target_)) return;
   /* empty_like kept a permuted layout whose innermost dimension is not D */

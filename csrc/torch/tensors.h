@@ -47,13 +47,13 @@ dhp_tensor describe(const char *name, const Tensor &t);
 dhp_tensor readable(const char *name, const Tensor &t, const dhp_tensor &d, std::optional<Tensor> &keep);
 
 /*
- * An output that lies as empty_like(like). Where the kernels cannot write such a layout, they write a contiguous
- * tensor, and finish() copies it over.
+ * An output that lies as empty_like(like), or contiguous if its head_dim is another one. Where the kernels cannot write
+ * such a layout, they write a contiguous tensor, and finish() copies it over.
  */
 class Output {
 public:
   /* `like` as described by `d`. */
-  Output(const char *name, const Tensor &like, const dhp_tensor &d);
+  Output(const char *name, const Tensor &like, const dhp_tensor &d, int64_t head_dim);
   const dhp_tensor &target() const { return target_; }
   Tensor finish() const;
 

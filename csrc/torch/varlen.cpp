@@ -63,7 +63,7 @@ static const int32_t *numbers_of(const char *name, const Tensor &t, std::vector<
 }
 
 /* Where sequences lie among the keys, one way or the other. */
-static void set_keys(dhp_varlen &args, const VarlenCall &call, std::optional<Tensor> keep[3]) {
+static void set_keys(dhp_varlen &args, const VarlenCall &call, std::optional<Tensor> keep[4]) {
   const int64_t n = args.sequences;
   const std::string count = std::to_string(n), one_more = "[" + std::to_string(n + 1) + "]";
   if (call.cu_seqlens_k && call.page_table) fail("cu_seqlens_k: given beside page_table; supported: one of them");
@@ -74,6 +74,8 @@ static void set_keys(dhp_varlen &args, const VarlenCall &call, std::optional<Ten
     args.cu_seqlens_k = numbers_of("cu_seqlens_k", *call.cu_seqlens_k, {n + 1}, one_more, call.q, keep[0]);
   if (call.seqused_k)
     args.seqused_k = numbers_of("seqused_k", *call.seqused_k, {n}, "[" + count + "]", call.q, keep[1]);
+  if (call.leftpad_k)
+    args.leftpad_k = numbers_of("leftpad_k", *call.leftpad_k, {n}, "[" + count + "]", call.q, keep[3]);
   if (call.page_table) {
     const std::string shape = "[" + count + ", pages of a sequence]";
     args.page_table = numbers_of("page_table", *call.page_table, {n, -1}, shape, call.q, keep[2]);
@@ -87,12 +89,12 @@ Packed forward(const VarlenCall &call) {
   check_same_device("v", call.v, q);
   dhp_varlen args{};
   dhp_attention &packed = args.packed;
-  packed.q = packed.out = describe_packed("q", q);
+  packed.q = describe_packed("q", q);
   const Describe describe_keys = call.page_table ? describe_pages : describe_packed;
   packed.k = describe_keys("k", call.k);
   packed.v = describe_keys("v", call.v);
   set_options(packed, call.options);
-  std::optional<Tensor> q_copy, k_copy, v_copy, cu_seqlens_q_copy, key_copies[3];
+  std::optional<Tensor> q_copy, k_copy, v_copy, cu_seqlens_q_copy, key_copies[4], sinks_copy;
   if (call.cu_seqlens_q.dim() != 1 || call.cu_seqlens_q.size(0) < 1)
     fail("cu_seqlens_q: shape " + shape_of(call.cu_seqlens_q, call.cu_seqlens_q.dim()) + "; expected [sequences + 1]");
   args.sequences = call.cu_seqlens_q.size(0) - 1;
@@ -102,6 +104,10 @@ Packed forward(const VarlenCall &call) {
   args.max_seqlen_k = call.max_seqlen_k;
   args.is_bottom_right = call.is_bottom_right;
 
+  if (call.sinks) packed.sinks = readable_sinks(*call.sinks, q, q.size(1), sinks_copy);
+
+  packed.out = packed.q;
+  packed.out.size[3] = packed.v.size[3];
   dhp_varlen usual = args; /* before any memory is spent: what is refused whatever the layout */
   usual.packed.q.stride[3] = usual.packed.k.stride[3] = usual.packed.v.stride[3] = usual.packed.out.stride[3] = 1;
   dhp_error error{};
@@ -111,7 +117,9 @@ Packed forward(const VarlenCall &call) {
   packed.k = readable_as(describe_keys, "k", call.k, packed.k, k_copy);
   packed.v = readable_as(describe_keys, "v", call.v, packed.v, v_copy);
   const int64_t lse_sizes[] = {q.size(1), q.size(0)};
-  Packed results{torch::stable::new_empty(q, q.sizes()), torch::stable::new_empty(q, {lse_sizes, 2}, row_dtype(q))};
+  const int64_t out_sizes[] = {q.size(0), q.size(1), call.v.size(call.v.dim() - 1)};
+  Packed results{torch::stable::new_empty(q, {out_sizes, 3}),
+                 torch::stable::new_empty(q, {lse_sizes, 2}, row_dtype(q))};
   packed.out = describe_packed("out", results.out);
   packed.lse = results.lse.data_ptr();
   if (dhp_varlen_cpu(&args, &on_torch_threads, &error) != DHP_OK) fail(error.text);

@@ -66,20 +66,24 @@ class _Checks:
         causal_offset: int,
         window_left: int,
         window_right: int,
+        softcap: float | None,
+        sinks: Tensor | None = None,
     ) -> None:
         for name, tensor in {"k": k, "v": v}.items():
             if tensor.dtype != q.dtype:
                 self.refuse(f"{name}: dtype {_dtype(tensor)} differs from q's {_dtype(q)}; they must agree")
         shapes = f"(k {self._shape_of(k)}, q {self._shape_of(q)})"
-        for dim in range(4):
+        for dim in range(3):
             if k.size(dim) != v.size(dim):
-                self.refuse(f"v: shape {self._shape_of(v)} differs from k's {self._shape_of(k)}; they must be equal")
+                differ = f"shape {self._shape_of(v)} differs from k's {self._shape_of(k)}"
+                self.refuse(f"v: {differ}; they must be equal but for head_dim")
         if not self._is_paged and k.size(0) != q.size(0):
             self.refuse(f"k: batch {k.size(0)} differs from q's batch {q.size(0)} {shapes}")
         if k.size(3) != q.size(3):
             self.refuse(f"k: head_dim {k.size(3)} differs from q's head_dim {q.size(3)} {shapes}")
-        if q.size(3) < 1:
-            self.refuse(f"q: head_dim 0 in shape {self._shape_of(q)}; supported: 1 to {CPU_MAX_HEAD_DIM}")
+        for name, tensor in {"q": q, "v": v}.items():
+            if tensor.size(3) < 1:
+                self.refuse(f"{name}: head_dim 0 in shape {self._shape_of(tensor)}; supported: 1 to {CPU_MAX_HEAD_DIM}")
         if k.size(1) < 1 or q.size(1) % k.size(1) != 0:
             self.refuse(
                 f"k: {k.size(1)} key heads for {q.size(1)} query heads; "
@@ -95,6 +99,20 @@ class _Checks:
                 f"causal_offset: {causal_offset} without is_causal or a window; "
                 "supported: 0, or is_causal=True or a window with it"
             )
+
+        if softcap is not None and not 0 <= softcap < math.inf:
+            positive = "positive and finite, also as float32 and below scale"
+            self.refuse(f"softcap: {softcap:g}; supported: 0 for none, or {positive}")
+        self.sinks(q, sinks)
+
+    def sinks(self, q: Tensor, sinks: Tensor | None) -> None:
+        if sinks is None:
+            return
+        self.on_device_of(q, sinks=sinks)
+        if sinks.dim() != 1 or sinks.size(0) != q.size(1):
+            self.refuse(f"sinks: shape {list(sinks.shape)}; expected [{q.size(1)}], one number for each query head")
+        if sinks.dtype != row_dtype(q):
+            self.refuse(f"sinks: dtype {_dtype(sinks)}; expected {str(row_dtype(q)).removeprefix('torch.')}")
 
     def numbers(self, sizes: Sequence[int], shape: str, **tensors: Tensor | None) -> None:
         """int32 of these sizes; -1: any."""
@@ -115,6 +133,14 @@ class _Checks:
                 if tensor.size(dim) != model.size(dim):
                     shapes = f"shape {list(tensor.shape)} differs from {model_name}'s {list(model.shape)}"
                     self.refuse(f"{name}: {shapes}; they must be equal")
+
+    def results(self, q: Tensor, v: Tensor, out: Tensor) -> None:
+        if out.dtype != q.dtype:
+            self.refuse(f"out: dtype {_dtype(out)} differs from q's {_dtype(q)}; they must agree")
+        for dim in range(4):
+            if out.size(dim) != (v if dim == 3 else q).size(dim):
+                shapes = f"shape {list(out.shape)} differs from q's {list(q.shape)} with v's head_dim {v.size(3)}"
+                self.refuse(f"out: {shapes}; they must be equal")
 
     def rows_of(self, q: Tensor, **tensors: Tensor | None) -> None:
         for name, tensor in tensors.items():
@@ -145,16 +171,20 @@ def check(q: Tensor, k: Tensor, v: Tensor, *given: Any, **named: Any) -> None:
     checks.call(q, k, v, **options)
 
 
+def _empty_out(q: Tensor, v: Tensor) -> Tensor:
+    return torch.empty_like(q) if q.size(3) == v.size(3) else q.new_empty([*q.shape[:3], v.size(3)])
+
+
 @torch.library.register_fake("dhp::attention", lib=LIBRARY)  # type: ignore[untyped-decorator]
 def _attention(q: Tensor, k: Tensor, v: Tensor, *options: object, **named: object) -> Tensor:
     check(q, k, v, *options, **named)
-    return torch.empty_like(q)
+    return _empty_out(q, v)
 
 
 @torch.library.register_fake("dhp::attention_lse", lib=LIBRARY)  # type: ignore[untyped-decorator]
 def _attention_lse(q: Tensor, k: Tensor, v: Tensor, *options: object, **named: object) -> tuple[Tensor, Tensor]:
     check(q, k, v, *options, **named)
-    return torch.empty_like(q), q.new_empty(q.shape[:3], dtype=row_dtype(q))
+    return _empty_out(q, v), q.new_empty(q.shape[:3], dtype=row_dtype(q))
 
 
 @torch.library.register_fake(f"dhp::{BACKWARD}", lib=LIBRARY)  # type: ignore[untyped-decorator]
@@ -168,12 +198,13 @@ def _backward(
     is_causal: bool = False,
     scale: float | None = None,
     causal_offset: int = 0,
-    window_left: int = -1,
-    window_right: int = -1,
     grad_lse: Tensor | None = None,
     need_dq: bool = True,
     need_dk: bool = True,
     need_dv: bool = True,
+    window_left: int = -1,
+    window_right: int = -1,
+    softcap: float | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     checks = _Checks(BACKWARD)
     checks.given("[B, H, S, D]", grad_out=grad_out, out=out)
@@ -184,8 +215,8 @@ def _backward(
     checks.on_device_of(q, grad_out=grad_out, out=out, lse=lse, **({} if grad_lse is None else {"grad_lse": grad_lse}))
     checks.described(grad_out=grad_out, out=out)
     checks.rows_of(q, lse=lse, grad_lse=grad_lse)
-    checks.call(q, k, v, is_causal, scale, causal_offset, window_left, window_right)
-    checks.like(q, "q", out=out)
+    checks.call(q, k, v, is_causal, scale, causal_offset, window_left, window_right, softcap)
+    checks.results(q, v, out)
     checks.like(out, "out", grad_out=grad_out)
     needed = {"dq": (need_dq, q), "dk": (need_dk, k), "dv": (need_dv, v)}
     dq, dk, dv = (torch.empty_like(like) if need else q.new_empty([0]) for need, like in needed.values())
@@ -206,8 +237,11 @@ def _varlen(
     is_bottom_right: bool = True,
     window_left: int = -1,
     window_right: int = -1,
+    softcap: float | None = None,
     seqused_k: Tensor | None = None,
     page_table: Tensor | None = None,
+    leftpad_k: Tensor | None = None,
+    sinks: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     checks = _Checks(VARLEN)
     checks.given("[tokens, H, D]", q=q)
@@ -226,6 +260,7 @@ def _varlen(
         "cu_seqlens_k": cu_seqlens_k,
         "seqused_k": seqused_k,
         "page_table": page_table,
+        "leftpad_k": leftpad_k,
     }
     checks.on_device_of(q, **{name: tensor for name, tensor in metadata.items() if tensor is not None})
     if cu_seqlens_k is not None and page_table is not None:
@@ -236,17 +271,20 @@ def _varlen(
         checks.refuse("seqused_k: None beside page_table; expected a tensor [sequences]")
     n = cu_seqlens_q.size(0) - 1
     checks.numbers([n + 1], f"[{n + 1}]", cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
-    checks.numbers([n], f"[{n}]", seqused_k=seqused_k)
+    checks.numbers([n], f"[{n}]", seqused_k=seqused_k, leftpad_k=leftpad_k)
     checks.numbers([n, -1], f"[{n}, pages of a sequence]", page_table=page_table)
 
     rows = q.transpose(0, 1).unsqueeze(0)
     keys, values = (t.transpose(0, 1).unsqueeze(0) if page_table is None else t.transpose(1, 2) for t in (k, v))
     shapes = {id(rows): q.shape, id(keys): k.shape, id(values): v.shape}
     checks = _Checks(VARLEN, lambda t: list(shapes[id(t)]), is_paged=page_table is not None)
-    checks.call(rows, keys, values, is_causal, scale, 0, window_left, window_right)
+    checks.call(rows, keys, values, is_causal, scale, 0, window_left, window_right, softcap, sinks)
     if page_table is not None and k.size(1) not in PAGE_SIZES:
         checks.refuse(f"k: pages of {k.size(1)} keys; supported: {', '.join(map(str, PAGE_SIZES))}")
     for name, most in (("max_seqlen_q", max_seqlen_q), ("max_seqlen_k", max_seqlen_k)):
         if most < 0:
             checks.refuse(f"{name}: {most}; supported: not negative")
-    return q.new_empty(q.shape), q.new_empty([q.size(1), q.size(0)], dtype=row_dtype(q))
+    if page_table is not None and leftpad_k is not None:
+        because = "because a sequence may begin with any page"
+        checks.refuse(f"leftpad_k: given beside page_table; supported: None, {because}")
+    return q.new_empty([*q.shape[:2], v.size(-1)]), q.new_empty([q.size(1), q.size(0)], dtype=row_dtype(q))

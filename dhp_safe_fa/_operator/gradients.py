@@ -22,6 +22,8 @@ from dhp_safe_fa._operator.schema import BACKWARD, DEFAULTS, LIBRARY, OPERATORS,
 _attention_lse = torch.ops.dhp.attention_lse.default
 _attention_backward = torch.ops.dhp.attention_backward.default
 _OPTIONS = tuple(DEFAULTS.values())
+_SHARED = len(_OPTIONS) - 1  # by the backward, which finds sinks in the lse
+_PLACES = 3  # of these come before what the backward alone is given
 _AFTER_AUTOGRAD = torch._C._after_autograd_keyset
 
 # How an operator runs below what records it.
@@ -50,7 +52,7 @@ class DhpAttention(_SingleLevelFunction):
     def forward(ctx: Any, run: Run, options: tuple[Any, ...], q: Tensor, k: Tensor, v: Tensor) -> Any:
         out, lse = run(_attention_lse, q, k, v, *options)
         ctx.set_materialize_grads(False)
-        ctx.options = (*options, *_OPTIONS[len(options) :])
+        ctx.options = (*options, *_OPTIONS[len(options) :])[:_SHARED]
         ctx.save_for_backward(q, k, v, out, lse)
         return out, lse
 
@@ -62,7 +64,8 @@ class DhpAttention(_SingleLevelFunction):
         if grad_out is None:
             grad_out = torch.zeros_like(out)
         needed = ctx.needs_input_grad[2:]
-        found = _attention_backward(grad_out, q, k, v, out, lse, *ctx.options, grad_lse, *needed)
+        places, forms = ctx.options[:_PLACES], ctx.options[_PLACES:]
+        found = _attention_backward(grad_out, q, k, v, out, lse, *places, grad_lse, *needed, *forms)
         return None, None, *(gradient if need else None for need, gradient in zip(needed, found, strict=True))
 
     @staticmethod
@@ -97,7 +100,10 @@ def record(name: str, run: Run, arguments: Sequence[Any]) -> Any:
     """A call of the operator as a node of autograd's graph."""
     if name == BACKWARD:
         return _apply(DhpAttentionGradients, run, *arguments)
-    out, lse = _apply(DhpAttention, run, tuple(arguments[3:]), *arguments[:3])
+    options = arguments[3:]
+    if len(options) == len(_OPTIONS) and isinstance(options[-1], Tensor) and is_recorded(options[-1:]):
+        refuse(name, "sinks: require grad; supported: gradients of q, k and v (sinks.detach() for these)")
+    out, lse = _apply(DhpAttention, run, tuple(options), *arguments[:3])
     return out if name == "attention" else (out, lse)
 
 

@@ -10,8 +10,12 @@ from typing import NoReturn
 
 import torch
 
-# The options of a call as schemas spell them; their order is that of the struct in csrc/torch/calls.h.
-OPTIONS = "bool is_causal=False, float? scale=None, int causal_offset=0, int window_left=-1, int window_right=-1"
+# The options of a call as schemas spell them; their order is that of the struct in csrc/torch/calls.h. A backward has
+# what it alone is given in between.
+_PLACES = "bool is_causal=False, float? scale=None, int causal_offset=0"
+_FORMS = "int window_left=-1, int window_right=-1, float? softcap=None"
+# The last option, which the forward alone has: of a backward sinks are in the lse.
+_SINKS = "Tensor? sinks=None"
 # Every operator that computes attention, and what it returns. Autocast, vmap, policies and DTensor's rules go by this
 # list.
 OPERATORS = {"attention": "Tensor", "attention_lse": "(Tensor out, Tensor lse)"}
@@ -22,7 +26,7 @@ VARLEN = "attention_varlen"
 _VARLEN_ARGUMENTS = (
     "Tensor q, Tensor k, Tensor v, Tensor cu_seqlens_q, Tensor? cu_seqlens_k, int max_seqlen_q, int max_seqlen_k, "
     "bool is_causal=False, float? scale=None, bool is_bottom_right=True, int window_left=-1, int window_right=-1, "
-    "Tensor? seqused_k=None, Tensor? page_table=None"
+    f"float? softcap=None, Tensor? seqused_k=None, Tensor? page_table=None, Tensor? leftpad_k=None, {_SINKS}"
 )
 _NEEDED = "Tensor? grad_lse=None, bool need_dq=True, bool need_dk=True, bool need_dv=True"
 
@@ -34,9 +38,10 @@ PAGE_SIZES = (16, 32, 64, 128, 256)  # of a cache, as in csrc/varlen.c
 OLDEST_TORCH = (2, 10)  # its stable ABI is what libdhp_torch.so was built for
 
 LIBRARY = torch.library.Library("dhp", "DEF")
-SCHEMAS = [f"{name}(Tensor q, Tensor k, Tensor v, {OPTIONS}) -> {returns}" for name, returns in OPERATORS.items()]
+_ARGUMENTS = f"Tensor q, Tensor k, Tensor v, {_PLACES}, {_FORMS}, {_SINKS}"
+SCHEMAS = [f"{name}({_ARGUMENTS}) -> {returns}" for name, returns in OPERATORS.items()]
 SCHEMAS.append(
-    f"{BACKWARD}(Tensor grad_out, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, {OPTIONS}, {_NEEDED})"
+    f"{BACKWARD}(Tensor grad_out, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, {_PLACES}, {_NEEDED}, {_FORMS})"
     " -> (Tensor dq, Tensor dk, Tensor dv)"
 )
 SCHEMAS.append(f"{VARLEN}({_VARLEN_ARGUMENTS}) -> (Tensor out, Tensor lse)")

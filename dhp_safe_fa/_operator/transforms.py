@@ -13,8 +13,8 @@ from torch.autograd import forward_ad
 from dhp_safe_fa._operator.gradients import is_recorded, record
 from dhp_safe_fa._operator.schema import BACKWARD, LIBRARY, OPERATORS, refuse
 
-# [B, H, S, D], but for what has one number a row.
-_RANKS = {"lse": 3, "grad_lse": 3}
+# [B, H, S, D], but for what has one number a row, or a head.
+_RANKS = {"lse": 3, "grad_lse": 3, "sinks": 1}
 
 
 def _rule(name: str) -> Callable[..., Any]:
@@ -79,7 +79,9 @@ def _mapped(name: str, operator: Any, transform: Any, arguments: Iterable[tuple[
         if all(dim is None for _, dim, _ in unwrapped):
             return operator(*(argument for argument, _, _ in unwrapped))
         stacked = [_stacked(name, size, *each) for each in unwrapped]
-        result = operator(*(each.flatten(0, 1) if isinstance(each, Tensor) else each for each in stacked))
+        result = operator(
+            *(each.flatten(0, 1) if isinstance(each, Tensor) and each.dim() > 1 else each for each in stacked)
+        )
         outputs = [result] if isinstance(result, Tensor) else list(result)
         found = [output.dim() > 1 for output in outputs]  # the others are gradients that nobody needs
         outputs = [o.unflatten(0, stacked[0].shape[:2]) if f else o for o, f in zip(outputs, found, strict=True)]
@@ -91,6 +93,10 @@ def _mapped(name: str, operator: Any, transform: Any, arguments: Iterable[tuple[
 def _stacked(name: str, size: int, argument: Any, dim: int | None, rank: int) -> Any:
     """A tensor as [N, B, ...], N being what vmap maps over."""
     if not isinstance(argument, Tensor):
+        return argument
+    if rank == _RANKS["sinks"]:  # of a head, which all batches share
+        if dim is not None:
+            refuse(name, "sinks: mapped by vmap; supported: the same for all that is mapped")
         return argument
     stacked = argument.expand(size, *argument.shape) if dim is None else argument.movedim(dim, 0)
     if stacked.dim() != rank + 1:

@@ -30,12 +30,18 @@ def _alike(q: Any, k: Any) -> list[Any]:
     return [Replicate(), Shard(0), *heads]
 
 
+def _of_options(options: tuple[object, ...], rows: Any) -> list[Any]:
+    """None for what is no tensor. Sinks, a number for each query head, lie as the heads do."""
+    sinks = Shard(0) if rows == Shard(1) else Replicate()
+    return [None if option is None or isinstance(option, (bool, int, float)) else sinks for option in options]
+
+
 def _forward_rule(outputs: int) -> Any:
     def shardings(q: Any, k: Any, v: Any, *options: object, **_named: object) -> Ways:
         ways = [(placement, placement) for placement in _alike(q, k)]
         if k.shape[1] == 1:
             ways.append((Shard(1), Replicate()))
-        return [([rows] * outputs, [rows, keys, keys] + [None] * len(options)) for rows, keys in ways]
+        return [([rows] * outputs, [rows, keys, keys, *_of_options(options, rows)]) for rows, keys in ways]
 
     return shardings
 

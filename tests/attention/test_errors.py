@@ -70,7 +70,7 @@ BAD_SHAPES: dict[str, tuple[Shapes, list[str]]] = {
     "no_key_head_no_query_head": (((2, 0, 6, 64), (2, 0, 5, 64), (2, 0, 5, 64)), [r"\bk\b", "head", r"\b0\b"]),
     "v_length": ((Q, K, (2, 2, 7, 64)), [r"\bv\b", r"\b7\b", r"\b5\b"]),
     "v_heads": ((Q, K, (2, 4, 5, 64)), [r"\bv\b", r"\b4\b", r"\b2\b"]),
-    "v_head_dim": ((Q, K, (2, 2, 5, 32)), [r"\bv\b", r"\b32\b", r"\b64\b"]),
+    "v_head_dim": ((Q, K, (2, 2, 5, 0)), [r"\bv\b", "head_dim", r"\b0\b"]),
     "v_batch": ((Q, K, (1, 2, 5, 64)), [r"\bv\b", r"\b1\b", r"\b2\b"]),
     "k_batch": ((Q, (3, 2, 5, 64), (3, 2, 5, 64)), [r"\bk\b", "batch", r"\b3\b", r"\b2\b"]),
     "k_batch_does_not_broadcast": ((Q, (1, 2, 5, 64), (1, 2, 5, 64)), [r"\bk\b", "batch", r"\b1\b", r"\b2\b"]),

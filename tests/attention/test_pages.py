@@ -174,7 +174,7 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"page_table": table([1], [2], [3])}, "page_table: shape [3, 1]; expected [2, pages of a sequence]"),
     ({"page_table": torch.zeros(2, 2)}, "page_table: dtype float32; expected int32"),
     ({"k": torch.zeros(80, 2, 16)}, "k: rank 3; expected 4 dimensions [pages, page_size, H, D], because of page_table"),
-    ({"v": torch.zeros(5, 16, 2, 8)}, "v: shape [5, 16, 2, 8] differs from k's [5, 16, 2, 16]"),
+    ({"v": torch.zeros(5, 16, 1, 16)}, "v: shape [5, 16, 1, 16] differs from k's [5, 16, 2, 16]"),
     (dict.fromkeys("kv", torch.zeros(5, 16, 2, 8)), "(k [5, 16, 2, 8], q [7, 4, 16])"),
     (dict.fromkeys("kv", torch.zeros(5, 24, 2, 16)), "k: pages of 24 keys; supported: 16, 32, 64, 128, 256"),
 ]

@@ -13,14 +13,15 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import dhp_safe_fa
 
-OPTIONS = "bool is_causal=False, float? scale=None, int causal_offset=0, int window_left=-1, int window_right=-1"
-ARGUMENTS = f"Tensor q, Tensor k, Tensor v, {OPTIONS}"
+PLACES = "bool is_causal=False, float? scale=None, int causal_offset=0"
+FORMS = "int window_left=-1, int window_right=-1, float? softcap=None"
+ARGUMENTS = f"Tensor q, Tensor k, Tensor v, {PLACES}, {FORMS}, Tensor? sinks=None"
 SCHEMAS = {
     "attention": f"dhp::attention({ARGUMENTS}) -> Tensor",
     "attention_lse": f"dhp::attention_lse({ARGUMENTS}) -> (Tensor out, Tensor lse)",
     "attention_backward": "dhp::attention_backward(Tensor grad_out, Tensor q, Tensor k, Tensor v, Tensor out, "
-    f"Tensor lse, {OPTIONS}, Tensor? grad_lse=None, "
-    "bool need_dq=True, bool need_dk=True, bool need_dv=True) -> (Tensor dq, Tensor dk, Tensor dv)",
+    f"Tensor lse, {PLACES}, Tensor? grad_lse=None, bool need_dq=True, bool need_dk=True, bool need_dv=True, {FORMS})"
+    " -> (Tensor dq, Tensor dk, Tensor dv)",
 }
 BACKWARD = torch.ops.dhp.attention_backward.default
 
@@ -48,6 +49,7 @@ def samples(rng: torch.Generator, device: str) -> Iterator[tuple[tuple[Tensor, .
     yield tuple(EXPANSIONS["head_stride_0"](t) for t in (q, k, v)), {}
     if device == "cpu":
         yield (q, k, v), {"causal_offset": 37, "window_left": 20, "window_right": 3}
+        yield (q, k, v[..., :40]), {"is_causal": True, "softcap": 20.0}
     yield (q[:0], k[:0], v[:0]), {}
     yield (q[:, :, :0], k, v), {}
     yield (q, k[:, :, :0], v[:, :, :0]), {"is_causal": True}
@@ -123,7 +125,7 @@ def test_fake_and_meta_gradients_agree_with_the_real_ones(
 ) -> None:
     q, k, v = ((LAYOUTS | EXPANSIONS)[layout](t) for t in qkv(rng, target, 2, 4, 4, 33, 33, 64))
     given = (q.contiguous(), q, k, v, *torch.ops.dhp.attention_lse(q, k, v))
-    options = (False, None, 0, -1, -1, None, *needed)
+    options = (False, None, 0, None, *needed)
     want = BACKWARD(*given, *options)
     with FakeTensorMode() as mode:
         fake = BACKWARD(*(mode.from_tensor(t) for t in given), *options)

@@ -118,9 +118,22 @@ def test_refused(device: str, case: str) -> None:
 
 def test_value_that_is_no_match(device: str) -> None:
     q = torch.zeros(Q, device=device, dtype=torch.float16)
-    for shape in ((2, 4, 6, 64), (2, 4, 5, 32)):
-        with pytest.raises(RuntimeError, match="value: its shape differs from key's"):
-            dhp_safe_fa.sdpa(q, q, torch.zeros(shape, device=device, dtype=torch.float16))
+    with pytest.raises(RuntimeError, match="value: its shape differs from key's; they must be equal but for head_dim"):
+        dhp_safe_fa.sdpa(q, q, torch.zeros((2, 4, 6, 64), device=device, dtype=torch.float16))
+    if device == "cuda":
+        with pytest.raises(RuntimeError, match=r"value: head_dim 32 differs from key's 64; supported on CUDA: equal"):
+            dhp_safe_fa.sdpa(q, q, q[..., :32])
+    else:
+        with pytest.raises(RuntimeError, match=r"value: head_dim 257; supported on CPU: 1 to 256"):
+            dhp_safe_fa.sdpa(q, q, torch.zeros((2, 4, 5, 257), dtype=torch.float16))
+
+
+@pytest.mark.parametrize("rank", [2, 3, 4, 5])
+def test_value_of_another_head_dim(rng: torch.Generator, rank: int) -> None:
+    q, k = (torch.randn((2, 2, 3, 5, 64)[5 - rank :], generator=rng) for _ in range(2))
+    v = torch.randn((*k.shape[:-1], 24), generator=rng)
+    out = dhp_safe_fa.sdpa(q, k, v, is_causal=True)
+    torch.testing.assert_close(out, torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True))
 
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.complex64, torch.bool], ids=str)

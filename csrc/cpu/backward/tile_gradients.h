@@ -13,6 +13,7 @@
 
 #include "../tile_rows.h"
 #include "../tile_scores.h"
+#include "../tile_softcap.h"
 #include "../tile_values.h"
 
 /* ---- lse and delta ---------------------------------------------------------------------------------------------- */
@@ -79,31 +80,45 @@ static void sum_rows(const dhp_cpu_gradient_rows *rows, dhp_cpu_scratch *scratch
 enum { IN_LANES = 0, WALKED = 1 };
 
 /*
- * Of the first n keys: p = 2^(score - lse log2(e)) in place of the scores, and where it is wanted ds = p (ds - delta).
- * CT: straight-line per vector; n is public.
+ * Of the first n keys: p = 2^(score - lse log2(e)) in place of the scores, and where it is wanted ds = p (ds - delta),
+ * if scores are capped times the slope of their cap. CT: straight-line per vector; n is public.
  */
-DHP_CT void differentiate(dhp_cpu_scratch *scratch, int queries, int n, const int place, const int wants_ds) {
-  const lanes_f32 minus_log2_e = dhp_ct_splat(-1.44269504f);
+DHP_CT void differentiate_tile(dhp_cpu_scratch *scratch, int queries, int n, const int place, const int wants_ds,
+                               const int is_capped, float cap2) {
+  const lanes_f32 minus_log2_e = dhp_ct_splat(-1.44269504f), one = dhp_ct_splat(1.f);
+  const lanes_f32 to_tangent = dhp_ct_splat(is_capped ? 1.f / cap2 : 0.f); /* public */
   for (int key = 0; key < n; key++)
     for (int query = 0; query < queries; query += LANES) {
       float *const p = &scratch->p[key][query], *const ds = &scratch->ds[key][query];
       const lanes_f32 lse = place == WALKED ? dhp_ct_splat(scratch->lse[key]) : load(&scratch->lse[query]);
-      const lanes_f32 x = dhp_ct_exp2(dhp_ct_fma(lse, minus_log2_e, load(p)));
+      const lanes_f32 score = load(p), x = dhp_ct_exp2(dhp_ct_fma(lse, minus_log2_e, score));
       store(p, x);
       if (!wants_ds) continue;
       const lanes_f32 delta = place == WALKED ? dhp_ct_splat(scratch->delta[key]) : load(&scratch->delta[query]);
-      store(ds, x * (load(ds) - delta));
+      const lanes_f32 tangent = score * to_tangent, gradient = x * (load(ds) - delta);
+      store(ds, is_capped ? gradient * dhp_ct_fma(-tangent, tangent, one) : gradient);
     }
+}
+
+/* The same of scores as products leave them, by whether the call caps them: public. */
+DHP_CT void differentiate(const dhp_attention *args, dhp_cpu_scratch *scratch, int queries, int n, const int place,
+                          const int wants_ds) {
+  if (args->softcap > 0.) {
+    cap_scores(scratch->p, n, queries, cap2_of(args));
+    differentiate_tile(scratch, queries, n, place, wants_ds, 1, cap2_of(args));
+  } else {
+    differentiate_tile(scratch, queries, n, place, wants_ds, 0, 0.f);
+  }
 }
 
 /* n rows of both tensors that are walked, and zeros up to the next whole block of scores. */
 static void read_walked(const dhp_tensor *k, const dhp_tensor *v, int64_t b, int64_t h, int64_t start, int n,
                         dhp_cpu_scratch *scratch) {
-  const int left = round_up(n, SCORE_KEYS) - n, width = round_up((int)k->size[3], LANES);
+  const int left = round_up(n, SCORE_KEYS) - n;
   read_rows(scratch->k, k, b, h, start, n, scratch);
   read_rows(scratch->v, v, b, h, start, n, scratch);
-  clear_rows(scratch->k + n, left, width);
-  clear_rows(scratch->v + n, left, width);
+  clear_rows(scratch->k + n, left, round_up((int)k->size[3], LANES));
+  clear_rows(scratch->v + n, left, round_up((int)v->size[3], LANES));
 }
 
 /* lse and delta of n query rows from row i of query head h on. */
@@ -135,10 +150,10 @@ static void write_gradient(const dhp_cpu_gradient_rows *rows, const dhp_tensor *
 static void query_gradient(const dhp_cpu_gradient_rows *rows, dhp_cpu_scratch *scratch) {
   const dhp_backward *const args = rows->args;
   const dhp_attention *const forward = &args->forward;
-  const int head_dim = (int)forward->q.size[3], count = rows->count;
+  const int head_dim = (int)forward->q.size[3], value_dim = (int)forward->v.size[3], count = rows->count;
   const int width = round_up(head_dim, LANES), queries = round_up(count, LANES);
   const int64_t key_head = rows->head / (forward->q.size[1] / forward->k.size[1]), b = rows->batch;
-  read_lanes(scratch->q, &forward->q, b, rows->head, rows->first, count, scale2_of(forward), scratch);
+  read_lanes(scratch->q, &forward->q, b, rows->head, rows->first, count, factor_of(forward), scratch);
   read_lanes(scratch->g, &args->grad_out, b, rows->head, rows->first, count, 1.f, scratch);
   memset(scratch->lse, 0, sizeof scratch->lse);
   memset(scratch->delta, 0, sizeof scratch->delta);
@@ -154,8 +169,8 @@ static void query_gradient(const dhp_cpu_gradient_rows *rows, dhp_cpu_scratch *s
     const tile_keys keys = keys_of_tile(seen, queries, start, n);
     read_walked(&forward->k, &forward->v, b, key_head, start, n, scratch);
     compute_scores(scores, queries, n, head_dim);
-    compute_scores(products, queries, n, head_dim);
-    differentiate(scratch, queries, n, IN_LANES, 1);
+    compute_scores(products, queries, n, value_dim);
+    differentiate(forward, scratch, queries, n, IN_LANES, 1);
     add_values(&dq, &keys, count, width);
   }
   write_gradient(rows, &args->dq, scratch->out, (float)forward->scale, scratch);
@@ -166,14 +181,15 @@ static void query_gradient(const dhp_cpu_gradient_rows *rows, dhp_cpu_scratch *s
 static void key_gradients(const dhp_cpu_gradient_rows *rows, dhp_cpu_scratch *scratch) {
   const dhp_backward *const args = rows->args;
   const dhp_attention *const forward = &args->forward;
-  const int head_dim = (int)forward->q.size[3], count = rows->count;
-  const int width = round_up(head_dim, LANES), lanes = round_up(count, LANES);
+  const int head_dim = (int)forward->q.size[3], value_dim = (int)forward->v.size[3], count = rows->count;
+  const int width = round_up(head_dim, LANES), value_width = round_up(value_dim, LANES);
+  const int lanes = round_up(count, LANES);
   const int64_t group = forward->q.size[1] / forward->k.size[1], b = rows->batch;
-  read_lanes(scratch->q, &forward->k, b, rows->head, rows->first, count, scale2_of(forward), scratch);
+  read_lanes(scratch->q, &forward->k, b, rows->head, rows->first, count, factor_of(forward), scratch);
   read_lanes(scratch->g, &forward->v, b, rows->head, rows->first, count, 1.f, scratch);
   dhp_key_range seen[DHP_CPU_TILE_Q] = {{0, 0}}; /* ranges of queries */
   begin_rows(rows, lanes, seen, scratch);
-  clear_rows(scratch->dv, count, width);
+  clear_rows(scratch->dv, count, value_width);
   const int64_t last = seen[count - 1].last;
 
   const tile_scores scores = {scratch->p, scratch->q, scratch->k}, products = {scratch->ds, scratch->g, scratch->v};
@@ -187,13 +203,13 @@ static void key_gradients(const dhp_cpu_gradient_rows *rows, dhp_cpu_scratch *sc
       read_sums(rows, head, start, n, scratch);
       compute_scores(scores, lanes, n, head_dim);
       if (args->dk.data) {
-        compute_scores(products, lanes, n, head_dim);
-        differentiate(scratch, lanes, n, WALKED, 1);
+        compute_scores(products, lanes, n, value_dim);
+        differentiate(forward, scratch, lanes, n, WALKED, 1);
         add_values(&dk, &queries, count, width);
       } else {
-        differentiate(scratch, lanes, n, WALKED, 0);
+        differentiate(forward, scratch, lanes, n, WALKED, 0);
       }
-      if (args->dv.data) add_values(&dv, &queries, count, width);
+      if (args->dv.data) add_values(&dv, &queries, count, value_width);
     }
   if (args->dk.data) write_gradient(rows, &args->dk, scratch->out, (float)forward->scale, scratch);
   if (args->dv.data) write_gradient(rows, &args->dv, scratch->dv, 1.f, scratch);

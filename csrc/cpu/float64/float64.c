@@ -49,29 +49,36 @@ static const double *key_of(const job *work, const dhp_tensor *t, int64_t b, int
   return pages ? row_of(t, pages[j / t->size[2]], h, j % t->size[2]) : row_of(t, b, h, j);
 }
 
+/* The score of a query and a key, capped if the call says so. CT: straight-line; what is divided is public. */
+static double score_of(const dhp_attention *args, const double *q, const double *k) {
+  const double product = inner_product(q, k, args->q.size[3]), cap = args->softcap;
+  return cap > 0. ? cap * dhp_ct64_tanh(product * (args->scale / cap)) : args->scale * product;
+}
+
 /* Row i of head h: once over the keys for the maximum, once more for the sums. CT: what it sees is public. */
 static void forward_row(const job *work, int64_t b, int64_t h, int64_t i) {
   const dhp_attention *const args = work->args;
-  const int64_t head_dim = args->q.size[3], key_head = h / (args->q.size[1] / args->k.size[1]);
+  const int64_t value_dim = args->v.size[3], key_head = h / (args->q.size[1] / args->k.size[1]);
   const dhp_key_range seen = dhp_mask_row(work->mask, i);
-  const double scale = args->scale, *const q = row_of(&args->q, b, h, i);
-  double *const out = row_of(&args->out, b, h, i), maximum = -__builtin_inf(), sum = 0.0;
+  const double *const q = row_of(&args->q, b, h, i);
+  const double sink = args->sinks ? ((const double *)args->sinks)[h] : -__builtin_inf();
+  double *const out = row_of(&args->out, b, h, i), maximum = dhp_ct64_max(-__builtin_inf(), sink);
   for (int64_t j = seen.first; j < seen.last; j++)
-    maximum = dhp_ct64_max(maximum, scale * inner_product(q, key_of(work, &args->k, b, key_head, j), head_dim));
+    maximum = dhp_ct64_max(maximum, score_of(args, q, key_of(work, &args->k, b, key_head, j)));
   const double shift = dhp_ct64_select(dhp_ct64_is_finite(maximum), maximum, 0.0); /* as shift_of of the tile kernel */
 
-  memset(out, 0, (size_t)head_dim * sizeof *out);
+  double sum = dhp_ct64_exp(sink - shift);
+  memset(out, 0, (size_t)value_dim * sizeof *out);
   for (int64_t j = seen.first; j < seen.last; j++) {
-    const double score = scale * inner_product(q, key_of(work, &args->k, b, key_head, j), head_dim);
-    const double p = dhp_ct64_exp(score - shift);
+    const double p = dhp_ct64_exp(score_of(args, q, key_of(work, &args->k, b, key_head, j)) - shift);
     sum += p;
-    add_multiple(out, p, key_of(work, &args->v, b, key_head, j), head_dim);
+    add_multiple(out, p, key_of(work, &args->v, b, key_head, j), value_dim);
   }
   const int is_seeing = seen.first < seen.last;
-  if (is_seeing) finish_row(out, dhp_ct64_reciprocal(sum), head_dim);
+  if (is_seeing) finish_row(out, dhp_ct64_reciprocal(sum), value_dim);
   if (args->lse) {
     double *const lse = (double *)args->lse + (b * args->q.size[1] + h) * work->places.lse_pitch + i;
-    *lse = is_seeing ? dhp_ct64_canonical(shift + dhp_ct64_log(sum)) : -__builtin_inf();
+    *lse = is_seeing || args->sinks ? dhp_ct64_canonical(shift + dhp_ct64_log(sum)) : -__builtin_inf();
   }
 }
 
@@ -86,58 +93,65 @@ typedef struct query_row {
 /* CT: straight-line. */
 static query_row read_query(const dhp_backward *args, int64_t b, int64_t h, int64_t i) {
   const dhp_attention *const forward = &args->forward;
-  const int64_t n = (b * forward->q.size[1] + h) * forward->q.size[2] + i, head_dim = forward->q.size[3];
+  const int64_t n = (b * forward->q.size[1] + h) * forward->q.size[2] + i;
   const double lse = ((const double *)forward->lse)[n];
   query_row row = {.q = row_of(&forward->q, b, h, i), .grad_out = row_of(&args->grad_out, b, h, i)};
   /* An infinite lse is a row of which a score was +inf, or all were -inf: its softmax is NaN. */
   row.lse = dhp_ct64_select(dhp_ct64_is_finite(lse), lse, __builtin_nan(""));
-  row.delta = inner_product(row.grad_out, row_of(&forward->out, b, h, i), head_dim);
+  row.delta = inner_product(row.grad_out, row_of(&forward->out, b, h, i), forward->out.size[3]);
   if (args->grad_lse) row.delta -= ((const double *)args->grad_lse)[n];
   return row;
 }
 
-/* CT: straight-line. */
-static double probability(const query_row *row, const double *k, double scale, int64_t head_dim) {
-  return dhp_ct64_exp(scale * inner_product(row->q, k, head_dim) - row->lse);
+/* What a query makes of a key: the probability p, and the gradient ds of its score. */
+typedef struct weight {
+  double p, ds;
+} weight;
+
+/* CT: straight-line; what is divided is public. */
+static weight weight_of(const dhp_attention *args, const query_row *row, const double *k, const double *v) {
+  const double score = score_of(args, row->q, k), p = dhp_ct64_exp(score - row->lse);
+  const double ds = p * (inner_product(row->grad_out, v, args->v.size[3]) - row->delta);
+  if (!(args->softcap > 0.)) return (weight){p, ds};
+  const double tangent = score * (1.0 / args->softcap);
+  return (weight){p, ds * (1.0 - tangent * tangent)};
 }
 
 static void query_gradient(const job *work, int64_t b, int64_t h, int64_t i) {
   const dhp_attention *const forward = work->args;
   const int64_t head_dim = forward->q.size[3], key_head = h / (forward->q.size[1] / forward->k.size[1]);
   const dhp_key_range seen = dhp_mask_row(work->mask, i);
-  const double scale = forward->scale;
   const query_row row = read_query(work->backward, b, h, i);
   double *const dq = row_of(&work->backward->dq, b, h, i);
   memset(dq, 0, (size_t)head_dim * sizeof *dq);
   for (int64_t j = seen.first; j < seen.last; j++) {
     const double *const k = row_of(&forward->k, b, key_head, j);
-    const double dp = inner_product(row.grad_out, row_of(&forward->v, b, key_head, j), head_dim);
-    add_multiple(dq, probability(&row, k, scale, head_dim) * (dp - row.delta), k, head_dim);
+    add_multiple(dq, weight_of(forward, &row, k, row_of(&forward->v, b, key_head, j)).ds, k, head_dim);
   }
-  finish_row(dq, scale, head_dim);
+  finish_row(dq, forward->scale, head_dim);
 }
 
 /* dk and dv, where wanted, of key j of key head h, over the heads that read it and the queries that see it. */
 static void key_gradients(const job *work, int64_t b, int64_t h, int64_t j) {
   const dhp_attention *const forward = work->args;
-  const int64_t head_dim = forward->q.size[3], group = forward->q.size[1] / forward->k.size[1];
+  const int64_t head_dim = forward->q.size[3], value_dim = forward->v.size[3];
+  const int64_t group = forward->q.size[1] / forward->k.size[1];
   const dhp_mask by_key = dhp_mask_transposed(work->mask);
   const dhp_key_range seen = dhp_mask_row(&by_key, j);
-  const double scale = forward->scale;
   const double *const k = row_of(&forward->k, b, h, j), *const v = row_of(&forward->v, b, h, j);
   double *const dk = work->backward->dk.data ? row_of(&work->backward->dk, b, h, j) : NULL;
   double *const dv = work->backward->dv.data ? row_of(&work->backward->dv, b, h, j) : NULL;
   if (dk) memset(dk, 0, (size_t)head_dim * sizeof *dk);
-  if (dv) memset(dv, 0, (size_t)head_dim * sizeof *dv);
+  if (dv) memset(dv, 0, (size_t)value_dim * sizeof *dv);
   for (int64_t query_head = h * group; query_head < (h + 1) * group; query_head++)
     for (int64_t i = seen.first; i < seen.last; i++) {
       const query_row row = read_query(work->backward, b, query_head, i);
-      const double p = probability(&row, k, scale, head_dim);
-      if (dv) add_multiple(dv, p, row.grad_out, head_dim);
-      if (dk) add_multiple(dk, p * (inner_product(row.grad_out, v, head_dim) - row.delta), row.q, head_dim);
+      const weight found = weight_of(forward, &row, k, v);
+      if (dv) add_multiple(dv, found.p, row.grad_out, value_dim);
+      if (dk) add_multiple(dk, found.ds, row.q, head_dim);
     }
-  if (dk) finish_row(dk, scale, head_dim);
-  if (dv) finish_row(dv, 1.0, head_dim);
+  if (dk) finish_row(dk, forward->scale, head_dim);
+  if (dv) finish_row(dv, 1.0, value_dim);
 }
 
 /* ---- rows of all heads and batches ------------------------------------------------------------------------------ */

@@ -1,5 +1,5 @@
 /*
- * numbers.h - ct.h for one float64: masks, selects, exp, log and 1 / x as straight-line code.
+ * numbers.h - ct.h for one float64: masks, selects, exp, log, 1 / x and tanh as straight-line code.
  *
  * The same rules: no branch, no libm, no division; a mask goes through a value barrier. Products and sums are rounded
  * one by one.
@@ -125,6 +125,15 @@ DHP_CT double dhp_ct64_log(double x) {
   const uint64_t field = bits & infinity;
   const double special = dhp_ct64_select(dhp_ct64_mask(field == infinity), x, y); /* +inf or NaN: x itself */
   return dhp_ct64_select(dhp_ct64_mask(field == 0), -__builtin_inf(), special);
+}
+
+/* tanh within 2^-51: 1 - 2 / (e^(2|x|) + 1) with the sign of x. +-inf to +-1, NaN to NaN. */
+DHP_CT double dhp_ct64_tanh(double x) {
+  const uint64_t sign = dhp_ct64_bits(x) & 1ull << 63;
+  const double magnitude = dhp_ct64_double(dhp_ct64_bits(x) ^ sign), is_one = 20.0; /* from 19.1 on, rounded */
+  const double least = dhp_ct64_select(dhp_ct64_mask(is_one < magnitude), is_one, magnitude);
+  const double y = 1.0 - 2.0 * dhp_ct64_reciprocal(dhp_ct64_exp(2.0 * least) + 1.0);
+  return dhp_ct64_double(dhp_ct64_bits(y) ^ sign);
 }
 
 #endif

@@ -27,8 +27,10 @@ static dhp_tensor rows_of(const dhp_tensor *t, int64_t first, int64_t count) {
   return part;
 }
 
-static int64_t keys_of(const dhp_varlen *args, int64_t b) {
-  return args->seqused_k ? args->seqused_k[b] : args->cu_seqlens_k[b + 1] - args->cu_seqlens_k[b];
+/* Of the keys of sequence b: from the first that counts up to the end of those that do. */
+static dhp_key_range keys_of(const dhp_varlen *args, int64_t b) {
+  const int64_t end = args->seqused_k ? args->seqused_k[b] : args->cu_seqlens_k[b + 1] - args->cu_seqlens_k[b];
+  return (dhp_key_range){args->leftpad_k ? args->leftpad_k[b] : 0, end};
 }
 
 /* The one behind the last has the rows that belong to none, and no key. */
@@ -36,7 +38,8 @@ static sequence sequence_of(const dhp_varlen *args, int64_t b) {
   const dhp_attention *const packed = &args->packed;
   const int is_sequence = b < args->sequences;
   const int64_t first = args->cu_seqlens_q[b], last = is_sequence ? args->cu_seqlens_q[b + 1] : packed->q.size[2];
-  const int64_t queries = last - first, keys = is_sequence ? keys_of(args, b) : 0;
+  const dhp_key_range counted = is_sequence ? keys_of(args, b) : (dhp_key_range){0, 0};
+  const int64_t queries = last - first, keys = counted.last - counted.first;
 
   sequence found = {.args = *packed, .places.lse_pitch = packed->q.size[2]};
   found.args.q = rows_of(&packed->q, first, queries);
@@ -44,8 +47,8 @@ static sequence sequence_of(const dhp_varlen *args, int64_t b) {
   if (args->page_table) {
     found.places.pages = args->page_table + b * args->page_table_width;
   } else {
-    found.args.k = rows_of(&packed->k, args->cu_seqlens_k[b], keys);
-    found.args.v = rows_of(&packed->v, args->cu_seqlens_k[b], keys);
+    found.args.k = rows_of(&packed->k, args->cu_seqlens_k[b] + counted.first, keys);
+    found.args.v = rows_of(&packed->v, args->cu_seqlens_k[b] + counted.first, keys);
   }
   const int64_t lse_size = packed->q.dtype == DHP_FLOAT64 ? 8 : 4;
   if (packed->lse) found.args.lse = (char *)packed->lse + first * lse_size;
@@ -98,7 +101,7 @@ dhp_status dhp_cpu_varlen_with(const dhp_cpu_kernel *kernel, const dhp_varlen *a
   const int64_t rest = args->packed.q.size[2] - args->cu_seqlens_q[args->sequences];
   const dhp_cpu_extent extent = {.queries = rest > args->max_seqlen_q ? rest : args->max_seqlen_q,
                                  .keys = args->max_seqlen_k,
-                                 .head_dim = args->packed.q.size[3]};
+                                 .head_dim = dhp_cpu_most_dims(&args->packed)};
   const dhp_status status = dhp_cpu_run(&work, 1, &extent, executor, error);
   free(first_unit);
   return status;

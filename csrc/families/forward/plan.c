@@ -113,17 +113,15 @@ static void deal(const dhp_attention *args, const sharing *by, dhp_plan *plan) {
 
 dhp_status dhp_plan_attention(const dhp_attention *args, dhp_plan *plan, dhp_error *error) {
   *plan = (dhp_plan){0};
-  const dhp_status status = dhp_check_arguments(args, error);
+  dhp_status status = dhp_check_arguments(args, error);
   if (status != DHP_OK) return status;
 
   const int64_t *const q = args->q.size;
   if (args->q.dtype != DHP_FLOAT16 && args->q.dtype != DHP_BFLOAT16)
     return dhp_fail(error, DHP_UNSUPPORTED, "q: dtype %s; supported on CUDA: float16, bfloat16",
                     dhp_dtype_name(args->q.dtype));
-  if (args->is_windowed) /* the kernels count visible keys from key 0, and end rows early only under a causal mask */
-    return dhp_fail(error, DHP_UNSUPPORTED,
-                    "window: (%lld, %lld); supported on CUDA: none, (-1, -1), with or without a causal mask",
-                    (long long)args->window_left, (long long)args->window_right);
+  status = dhp_check_no_forms(args, error); /* kernels count visible keys from key 0, end rows early if causal alone */
+  if (status != DHP_OK) return status;
   if (dhp_family_forward.count == 0)
     return dhp_fail(error, DHP_NO_GPU, "this build has no GPU kernels: nvcc was not found when it was built");
   const dhp_kernel_info *const fitting = dhp_family_kernel(&dhp_family_forward, args->q.dtype, q[3], "out");

@@ -245,6 +245,8 @@ def _check(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float | None
         if isinstance(tensor, DTensor):
             refuse("attention", f"{name}: a DTensor; supported: the local shard, a plain tensor, as to_local() gives")
     fake.check(q, k, v, is_causal, scale, causal_offset)
+    if v.shape[3] != q.shape[3]:
+        refuse("attention", f"v: head_dim {v.shape[3]} differs from q's {q.shape[3]}; supported over ranks: equal ones")
 
 
 def _bits(scale: float | None) -> int:

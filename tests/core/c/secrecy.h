@@ -8,9 +8,13 @@
 #ifndef DHP_TEST_SECRECY_H
 #define DHP_TEST_SECRECY_H
 
+#include <string.h>
+
+#include "check.h"
 #include "gradients/gradients.h"
 
 enum { DQ = 1, DK = 2, DV = 4, GRAD_LSE = 8, ALL = DQ | DK | DV | GRAD_LSE };
+enum { SOFTCAP = 1, SINKS = 2 };
 
 typedef struct secrecy_case {
   const char *what;
@@ -20,10 +24,23 @@ typedef struct secrecy_case {
   int wanted;    /* gradients: DQ, DK, DV; GRAD_LSE: that of lse is given */
   int page_size; /* of a forward whose keys lie in pages; 0: one behind the other */
   int traced;    /* in so many dtypes steptrace.c executes it, from float32 on: a step takes microseconds */
+  int forms;     /* SOFTCAP, SINKS */
 } secrecy_case;
 
+/* Those of the last problem, in its lse's dtype: as secret as q, k and v. */
+enum { MOST_HEADS = 4 };
+static double secrecy_sinks[MOST_HEADS];
+
+static inline void set_sink(dhp_dtype dtype, int64_t head, double value) {
+  const float narrow = (float)value;
+  if (dtype == DHP_FLOAT64)
+    secrecy_sinks[head] = value;
+  else
+    memcpy((char *)secrecy_sinks + head * (int64_t)sizeof narrow, &narrow, sizeof narrow);
+}
+
 static const secrecy_case secrecy_cases[] = {
-    {"all keys, rows that end inside a vector", {1, 1, 1, 7, 7, 65, 0, 0}, INT64_MIN, INT64_MAX, 1, ALL, 0, 3},
+    {"all keys, rows that end inside a vector", {1, 1, 1, 7, 7, 65, 0, 0}, INT64_MIN, INT64_MAX, 1, ALL, 0, 3, 0},
     {"causal, a block of queries, early rows without keys",
      {1, 1, 1, 65, 8, 16, 0, 0},
      INT64_MIN,
@@ -31,7 +48,8 @@ static const secrecy_case secrecy_cases[] = {
      1,
      DQ | DK | DV,
      0,
-     1},
+     1,
+     0},
     {"a window narrower than a block of rows, late rows without keys",
      {1, 1, 1, 9, 100, 16, 0, 0},
      93,
@@ -39,7 +57,8 @@ static const secrecy_case secrecy_cases[] = {
      1,
      DQ | DV,
      0,
-     1},
+     1,
+     0},
     {"a window wider than a block of rows, early rows without keys",
      {1, 1, 1, 16, 12, 16, 0, 0},
      -10,
@@ -47,22 +66,25 @@ static const secrecy_case secrecy_cases[] = {
      1,
      ALL,
      0,
-     3},
-    {"key tiles before the window, no lse", {1, 1, 1, 2, 300, 16, 0, 0}, 200, 203, 0, DQ, 0, 1},
-    {"few rows, of four heads", {1, 4, 1, 1, 37, 97, 0, 0}, INT64_MIN, INT64_MAX, 1, 0, 0, 3},
-    {"a row alone", {1, 1, 1, 1, 20, 129, 0, 0}, INT64_MIN, INT64_MAX, 1, 0, 0, 3},
-    {"few rows, causal, the first without keys", {1, 1, 1, 4, 100, 33, 0, 0}, INT64_MIN, -1, 1, 0, 0, 3},
-    {"few rows, a window that moves with them", {1, 1, 1, 4, 40, 64, 0, 0}, 2, 30, 0, 0, 0, 3},
-    {"few rows, a window that all begin in", {1, 2, 1, 2, 40, 64, 0, 0}, -2, 38, 0, 0, 0, 1},
-    {"no keys", {1, 1, 1, 2, 0, 16, 0, 0}, INT64_MIN, INT64_MAX, 1, ALL, 0, 1},
-    {"two query tiles, grouped heads", {1, 2, 1, 100, 4, 16, 0, 0}, INT64_MIN, INT64_MAX, 1, DK | GRAD_LSE, 0, 1},
-    {"few rows, pages that end inside a key tile", {1, 2, 1, 2, 128, 16, 0, 0}, INT64_MIN, 100, 1, 0, 64, 1},
-    {"pages that end inside a key tile", {1, 2, 1, 5, 128, 16, 0, 0}, INT64_MIN, 100, 1, DQ, 64, 1},
-    {"decoding, grouped heads", {1, 4, 2, 1, 130, 64, 0, 0}, INT64_MIN, INT64_MAX, 1, ALL, 0, 0},
-    {"causal, two key tiles", {1, 1, 1, 5, 101, 32, 0, 0}, INT64_MIN, 96, 1, ALL, 0, 0},
-    {"causal, grouped heads, two batches", {2, 4, 2, 37, 101, 20, 0, 0}, INT64_MIN, 64, 1, ALL, 0, 0},
-    {"two query tiles, rows without keys", {1, 1, 1, 131, 99, 67, 0, 0}, INT64_MIN, -5, 1, ALL, 0, 0},
-    {"a window over two query tiles and three key tiles", {1, 2, 1, 131, 300, 129, 0, 0}, 30, 160, 1, ALL, 0, 0},
+     3,
+     0},
+    {"key tiles before the window, no lse", {1, 1, 1, 2, 300, 16, 0, 0}, 200, 203, 0, DQ, 0, 1, 0},
+    {"few rows, of four heads", {1, 4, 1, 1, 37, 97, 0, 0}, INT64_MIN, INT64_MAX, 1, 0, 0, 3, 0},
+    {"a row alone", {1, 1, 1, 1, 20, 129, 0, 0}, INT64_MIN, INT64_MAX, 1, 0, 0, 3, 0},
+    {"few rows, causal, the first without keys", {1, 1, 1, 4, 100, 33, 0, 0}, INT64_MIN, -1, 1, 0, 0, 3, 0},
+    {"few rows, a window that moves with them", {1, 1, 1, 4, 40, 64, 0, 0}, 2, 30, 0, 0, 0, 3, 0},
+    {"few rows, a window that all begin in", {1, 2, 1, 2, 40, 64, 0, 0}, -2, 38, 0, 0, 0, 1, 0},
+    {"no keys", {1, 1, 1, 2, 0, 16, 0, 0}, INT64_MIN, INT64_MAX, 1, ALL, 0, 1, 0},
+    {"two query tiles, grouped heads", {1, 2, 1, 100, 4, 16, 0, 0}, INT64_MIN, INT64_MAX, 1, DK | GRAD_LSE, 0, 1, 0},
+    {"few rows, pages that end inside a key tile", {1, 2, 1, 2, 128, 16, 0, 0}, INT64_MIN, 100, 1, 0, 64, 1, 0},
+    {"pages that end inside a key tile", {1, 2, 1, 5, 128, 16, 0, 0}, INT64_MIN, 100, 1, DQ, 64, 1, 0},
+    {"soft cap and sinks, rows without keys", {1, 2, 1, 9, 20, 16, 0, 0}, INT64_MIN, -2, 1, ALL, 0, 1, SOFTCAP | SINKS},
+    {"few rows, soft cap and sinks", {1, 4, 1, 1, 37, 64, 0, 0}, INT64_MIN, INT64_MAX, 1, 0, 0, 1, SOFTCAP | SINKS},
+    {"decoding, grouped heads", {1, 4, 2, 1, 130, 64, 0, 0}, INT64_MIN, INT64_MAX, 1, ALL, 0, 0, 0},
+    {"causal, two key tiles", {1, 1, 1, 5, 101, 32, 0, 0}, INT64_MIN, 96, 1, ALL, 0, 0, 0},
+    {"causal, grouped heads, two batches", {2, 4, 2, 37, 101, 20, 0, 0}, INT64_MIN, 64, 1, ALL, 0, 0, 0},
+    {"two query tiles, rows without keys", {1, 1, 1, 131, 99, 67, 0, 0}, INT64_MIN, -5, 1, ALL, 0, 0, 0},
+    {"a window over two query tiles and three key tiles", {1, 2, 1, 131, 300, 129, 0, 0}, 30, 160, 1, ALL, 0, 0, 0},
 };
 enum {
   SECRECY_CASES = sizeof secrecy_cases / sizeof *secrecy_cases,
@@ -74,6 +96,10 @@ static inline problem secrecy_problem(const secrecy_case *c, dhp_dtype dtype, me
   problem p = problem_new(c->s, dtype, layout);
   p.mask = dhp_mask_band(c->s.queries, c->s.keys, c->lowest, c->highest);
   if (!c->wants_lse) p.args.lse = NULL;
+  if (c->forms & SOFTCAP) p.args.softcap = 2.;
+  if (c->forms & SINKS) p.args.sinks = secrecy_sinks;
+  for (int64_t h = 0; h < c->s.heads; h++)
+    set_sink(dtype, h, random_normal());
   return p;
 }
 
@@ -82,6 +108,7 @@ static inline gradient_problem secrecy_gradients(const secrecy_case *c, dhp_dtyp
   for (int i = 0; i < 3; i++)
     if (!(c->wanted >> i & 1)) gradient(&p, i)->data = NULL;
   if (!(c->wanted & GRAD_LSE)) p.args.grad_lse = NULL;
+  if (c->forms & SOFTCAP) p.args.forward.softcap = 2.;
   return p;
 }
 

@@ -159,6 +159,8 @@ static int compare_classes(const dhp_cpu_kernel *kernel, const secrecy_case *c, 
     fill(&p.args.q, class);
     fill(&p.args.k, class);
     fill(&p.args.v, class);
+    for (int64_t h = 0; h < c->s.heads; h++)
+      set_sink(dtype, h, element_of(class, h));
     add_trace(&s, class, trace_of(attend, &t));
   }
   problem_free(&p);

@@ -3,7 +3,9 @@
 #include <string.h>
 
 #include "../../../csrc/cpu/convert.h"
+#include "../../../csrc/cpu/float64/numbers.h"
 #include "../../../csrc/cpu/float_mode.h"
+#include "../../../csrc/cpu/tanh.h"
 #include "../../../csrc/ct.h"
 #include "check.h"
 #include "reference.h"
@@ -80,6 +82,23 @@ static void test_functions(void) {
   check(lost == 0, "%d NaNs lost", lost);
 }
 
+static void test_tangent(void) {
+  check_group("tanh");
+  double worst = 0.0, worst64 = 0.0;
+  for (int i = 1; i < SAMPLES; i++) {
+    const float x = (float)(12.0 * i / SAMPLES), any = float_of((uint32_t)(0x00800000u + random_bits() % 0x3f800000u));
+    worst = fmax(worst, fmax(ulps(dhp_ct_tanh(x), tanh((double)x)), ulps(dhp_ct_tanh(-x), tanh(-(double)x))));
+    worst = fmax(worst, ulps(dhp_ct_tanh(any), tanh((double)any)));
+    const double wide = 24.0 * i / SAMPLES;
+    worst64 = fmax(worst64, fmax(fabs(dhp_ct64_tanh(wide) - tanh(wide)), fabs(dhp_ct64_tanh(-wide) + tanh(wide))));
+  }
+  check(worst <= 2., "tanh: %.3f ulp", worst);
+  check(worst64 <= 0x1p-51, "tanh of float64: %.3g", worst64);
+  check(dhp_ct_tanh(0.f) == 0.f && dhp_ct_tanh(INFINITY) == 1.f && dhp_ct_tanh(-INFINITY) == -1.f, "tanh at the ends");
+  check(dhp_ct64_tanh(0.) == 0. && dhp_ct64_tanh(INFINITY) == 1. && dhp_ct64_tanh(-INFINITY) == -1., "the same");
+  check(isnan(dhp_ct_tanh(NAN)) && isnan(dhp_ct_tanh(-NAN)) && isnan(dhp_ct64_tanh(NAN)), "tanh of NaN");
+}
+
 static void test_widening(dhp_dtype dtype, dhp_ct_f32 (*widen)(dhp_ct_u32)) {
   for (uint32_t bits = 0; bits < 0x10000u; bits++) {
     const double expected = value_of(dtype, bits);
@@ -114,6 +133,7 @@ static void test_conversions(void) {
 void test_numbers(void) {
   test_bit_masks();
   test_functions();
+  test_tangent();
   check_group("float16 and bfloat16 conversions");
   test_conversions();
   check_group("the same with subnormals flushed to zero");
