@@ -6,7 +6,7 @@
 #include "attention_cpu.h"
 
 #include "float64/float64.h"
-#include "tile.h"
+#include "split.h"
 
 int dhp_cpu_kernels(dhp_cpu_kernel kernels[3]) {
   int n = 0;
@@ -61,28 +61,19 @@ dhp_cpu_rows dhp_cpu_unit(const dhp_attention *args, const dhp_mask *mask, const
                         .count = (int)((left < DHP_CPU_TILE_Q ? left : DHP_CPU_TILE_Q) * heads)};
 }
 
-typedef struct forward_work {
-  const dhp_cpu_kernel *kernel;
-  const dhp_attention *args;
-  const dhp_mask *mask;
-  dhp_cpu_places places;
-} forward_work;
-
-static void attend_unit(const void *context, int64_t index, dhp_cpu_scratch *scratch) {
-  const forward_work *const work = context;
-  const dhp_cpu_rows rows = dhp_cpu_unit(work->args, work->mask, &work->places, index);
-  work->kernel->attend(&rows, scratch);
-}
-
 /* ---- the forward ------------------------------------------------------------------------------------------------ */
 
 dhp_status dhp_cpu_forward_with(const dhp_cpu_kernel *kernel, const dhp_attention *args, const dhp_mask *mask,
                                 const dhp_executor *executor, dhp_error *error) {
-  const forward_work context = {kernel, args, mask, {args->q.size[2], NULL}};
-  const dhp_cpu_work work = {attend_unit, &context, dhp_cpu_units(args)};
-  const dhp_cpu_extent extent = {
-      .queries = args->q.size[2], .keys = args->k.size[2], .head_dim = dhp_cpu_most_dims(args)};
-  return dhp_cpu_run(&work, 1, &extent, executor, error);
+  dhp_cpu_call call = {kernel, args, mask, {args->q.size[2], NULL}, NULL};
+  const dhp_cpu_split split = dhp_cpu_split_of(args, mask);
+  const dhp_status status = dhp_cpu_partials_new(split.partials, &call.partials, error);
+  if (status != DHP_OK) return status;
+  const dhp_cpu_work work[] = {{dhp_cpu_attend_piece, &call, split.pieces}, {dhp_cpu_fold_pieces, &call, split.folds}};
+  const dhp_cpu_extent extent = dhp_cpu_forward_extent(args, args->q.size[2], args->k.size[2]);
+  const dhp_status ran = dhp_cpu_run(work, 2, &extent, executor, error);
+  dhp_cpu_partials_free(call.partials, split.partials);
+  return ran;
 }
 
 dhp_status dhp_cpu_forward(const dhp_attention *args, const dhp_executor *executor, dhp_error *error) {

@@ -6,8 +6,8 @@
 #ifndef DHP_CPU_TILE_H
 #define DHP_CPU_TILE_H
 
-#include "../mask.h"
 #include "places.h"
+#include "segments.h"
 
 enum {
   DHP_CPU_TILE_Q = 128, /* query rows: changes no bit of the result */
@@ -39,9 +39,13 @@ typedef struct dhp_cpu_scratch {
   float g[DHP_CPU_MAX_D][DHP_CPU_PITCH_Q];        /* backward: grad_out transposed */
   float ds[DHP_CPU_TILE_K][DHP_CPU_PITCH_Q];      /* backward: grad_out v, then the gradient of the scores */
   float dv[DHP_CPU_TILE_Q][DHP_CPU_PITCH_D];      /* backward: dv, beside dk in out */
+  float folded[DHP_CPU_TILE_Q][DHP_CPU_PITCH_D];  /* out of all segments so far, where rows see several */
   float maximum[DHP_CPU_TILE_Q];                  /* running maximum of the scores, which come in units of log(2) */
   float sum[DHP_CPU_TILE_Q];                      /* sum of p */
   float rescale[DHP_CPU_TILE_Q];                  /* 2^(old maximum - new maximum) */
+  float folded_maximum[DHP_CPU_TILE_Q];           /* as maximum and sum, of all segments so far */
+  float folded_sum[DHP_CPU_TILE_Q];
+  float weight[DHP_CPU_TILE_Q]; /* what a segment's sums are multiplied with in their fold */
   float lse[DHP_CPU_TILE_Q];
   float delta[DHP_CPU_TILE_Q];
   float edge[16]; /* the vector in which a row of q, k, v or out ends: 64 bytes */
@@ -58,6 +62,12 @@ typedef struct dhp_cpu_rows {
   int count;           /* of all heads: 1 to DHP_CPU_TILE_Q */
 } dhp_cpu_rows;
 
+/* What few rows' chains over one segment come to: what a scratch holds of them. Secret. */
+typedef struct dhp_cpu_partial {
+  float maximum[16], sum[16]; /* a vector of the widest */
+  float out[DHP_CPU_FEW_ROWS][DHP_CPU_MAX_D];
+} dhp_cpu_partial;
+
 /* One unit of work of a backward: rows of a query head, or of a key head. All of it is public but what lies behind. */
 typedef struct dhp_cpu_gradient_rows {
   const dhp_backward *args;
@@ -72,6 +82,10 @@ typedef struct dhp_cpu_kernel {
   const char *instructions;
   /* Writes out and lse of these rows. */
   void (*attend)(const dhp_cpu_rows *rows, dhp_cpu_scratch *scratch);
+  /* The same of at most DHP_CPU_FEW_ROWS rows in two steps: their chains over one segment; the fold of all
+   * segments that they see, in their order. */
+  void (*attend_segment)(const dhp_cpu_rows *rows, int64_t segment, dhp_cpu_partial *partial, dhp_cpu_scratch *scratch);
+  void (*fold_segments)(const dhp_cpu_rows *rows, const dhp_cpu_partial *partials, dhp_cpu_scratch *scratch);
   /* Writes lse and delta of these rows of queries, for the two functions that follow. */
   void (*sum_rows)(const dhp_cpu_gradient_rows *rows, dhp_cpu_scratch *scratch);
   /* Writes dq of these rows of queries. */
@@ -97,11 +111,19 @@ typedef struct dhp_cpu_work {
 /* How much of the scratch memory a call can have written: tells what has to be wiped. */
 typedef struct dhp_cpu_extent {
   int64_t queries, keys, head_dim; /* the larger one of q's and v's */
-  int is_backward;
+  int is_backward, is_folded;
 } dhp_cpu_extent;
 
 static inline int64_t dhp_cpu_most_dims(const dhp_attention *args) {
   return args->q.size[3] > args->v.size[3] ? args->q.size[3] : args->v.size[3];
+}
+
+/* Of a forward in which no sequence has more queries and keys. */
+static inline dhp_cpu_extent dhp_cpu_forward_extent(const dhp_attention *args, int64_t queries, int64_t keys) {
+  return (dhp_cpu_extent){.queries = queries,
+                          .keys = keys,
+                          .head_dim = dhp_cpu_most_dims(args),
+                          .is_folded = args->sinks || keys > DHP_SEGMENT_KEYS};
 }
 
 /*
@@ -125,6 +147,13 @@ int dhp_cpu_kernels(dhp_cpu_kernel kernels[3]);
 /* The units of a forward, and one of them. */
 int64_t dhp_cpu_units(const dhp_attention *args);
 dhp_cpu_rows dhp_cpu_unit(const dhp_attention *args, const dhp_mask *mask, const dhp_cpu_places *places, int64_t index);
+
+/* The segments that the unit's rows see: at least one. */
+static inline dhp_segments dhp_cpu_segments(const dhp_cpu_rows *rows) {
+  const int64_t last_row = rows->first + (rows->count - 1) / rows->heads;
+  return dhp_segments_of(
+      (dhp_key_range){dhp_mask_row(rows->mask, rows->first).first, dhp_mask_row(rows->mask, last_row).last});
+}
 
 /* dhp_cpu_forward with a chosen kernel, and any mask of the call's lengths in place of the one that args ask for. */
 dhp_status dhp_cpu_forward_with(const dhp_cpu_kernel *kernel, const dhp_attention *args, const dhp_mask *mask,

@@ -19,6 +19,7 @@
 #include "tile_few.h"
 #include "tile_rows.h"
 #include "tile_scores.h"
+#include "tile_segments.h"
 #include "tile_softcap.h"
 #include "tile_values.h"
 #include "backward/tile_gradients.h"
@@ -50,32 +51,38 @@ static void write_results(const dhp_cpu_rows *rows, const dhp_key_range seen[DHP
         scratch->lse[i];
 }
 
-static void attend(const dhp_cpu_rows *rows, dhp_cpu_scratch *scratch) {
+/* CT: as all below, what rows see is public. */
+static void read_queries(const dhp_cpu_rows *rows, dhp_cpu_scratch *scratch) {
+  const dhp_attention *const args = rows->args;
+  if (rows->count <= FEW)
+    read_few(rows, factor_of(args), scratch);
+  else
+    read_lanes(scratch->q, &args->q, rows->batch, rows->head, rows->first, rows->count, factor_of(args), scratch);
+}
+
+/* The chains of all rows over the keys of a segment. */
+static void chain(const dhp_cpu_rows *rows, const dhp_key_range seen[DHP_CPU_TILE_Q], int64_t segment,
+                  dhp_cpu_scratch *scratch) {
   const dhp_attention *const args = rows->args;
   const int head_dim = (int)args->q.size[3];
   const int width = round_up((int)args->v.size[3], LANES), queries = round_up(rows->count, LANES);
   const int64_t key_head = rows->head / (args->q.size[1] / args->k.size[1]);
-  const int is_few = rows->count <= FEW;
 
-  if (is_few)
-    read_few(rows, factor_of(args), scratch);
-  else
-    read_lanes(scratch->q, &args->q, rows->batch, rows->head, rows->first, rows->count, factor_of(args), scratch);
-  begin_softmax(rows, queries, scratch);
+  for (int i = 0; i < queries; i += LANES) {
+    store(scratch->maximum + i, dhp_ct_splat(-__builtin_inff()));
+    store(scratch->sum + i, dhp_ct_splat(0.f));
+  }
   clear_rows(scratch->out, rows->count, width);
-
-  dhp_key_range seen[DHP_CPU_TILE_Q] = {{0, 0}}; /* lanes without a row, in the last vector, copy the last row */
-  for (int i = 0; i < queries; i++)
-    seen[i] = dhp_mask_row(rows->mask, position_of(rows, i < rows->count ? i : rows->count - 1));
-  const int64_t last = seen[rows->count - 1].last; /* no row sees a key from here on, or before the first row's first */
 
   const tile_scores scores = {scratch->p, scratch->q, scratch->k};
   const tile_values values = {scratch->out, scratch->partial, scratch->p, scratch->v, scratch->rescale};
-  /* Tiles begin at multiples of their size, so that a row's sums are grouped alike whatever its neighbours see. */
-  for (int64_t start = seen[0].first / DHP_CPU_TILE_K * DHP_CPU_TILE_K; start < last; start += DHP_CPU_TILE_K) {
-    const int n = last - start < DHP_CPU_TILE_K ? (int)(last - start) : DHP_CPU_TILE_K;
+  /* no row sees a key of the segment before the first row's first, or from the last row's last on */
+  const dhp_key_range part = dhp_segment_part((dhp_key_range){seen[0].first, seen[rows->count - 1].last}, segment);
+  for (int64_t start = first_tile(part, segment), end = 0; start < part.last; start = end) {
+    end = next_tile(start);
+    const int n = (int)((end < part.last ? end : part.last) - start);
     const tile_keys keys = keys_of_tile(seen, queries, start, n);
-    if (is_few) {
+    if (rows->count <= FEW) {
       attend_few(rows, &keys, key_head, start, n, scratch);
       continue;
     }
@@ -90,7 +97,47 @@ static void attend(const dhp_cpu_rows *rows, dhp_cpu_scratch *scratch) {
     softmax(scratch, queries, round_up(n, 4));
     add_values(&values, &keys, rows->count, width);
   }
+}
+
+static void attend(const dhp_cpu_rows *rows, dhp_cpu_scratch *scratch) {
+  const int queries = round_up(rows->count, LANES);
+  dhp_key_range seen[DHP_CPU_TILE_Q];
+  see(rows, seen, queries);
+  read_queries(rows, scratch);
+
+  const dhp_segments segments = dhp_cpu_segments(rows);
+  /* without sinks the fold of one chain would have its bits */
+  const int is_folded = rows->args->sinks || segments.last - segments.first > 1;
+  if (is_folded) begin_fold(rows, queries, scratch);
+  for (int64_t segment = segments.first; segment < segments.last; segment++) {
+    chain(rows, seen, segment, scratch);
+    if (is_folded) fold(rows, seen, segment, queries, scratch);
+  }
+  if (is_folded) end_fold(rows, queries, scratch);
   write_results(rows, seen, queries, scratch);
 }
 
-const dhp_cpu_kernel DHP_CPU_KERNEL = {DHP_INSTRUCTIONS, attend, sum_rows, query_gradient, key_gradients};
+static void attend_segment(const dhp_cpu_rows *rows, int64_t segment, dhp_cpu_partial *partial,
+                           dhp_cpu_scratch *scratch) {
+  dhp_key_range seen[DHP_CPU_TILE_Q];
+  see(rows, seen, LANES);
+  read_queries(rows, scratch);
+  chain(rows, seen, segment, scratch);
+  keep_partial(rows, partial, scratch);
+}
+
+static void fold_segments(const dhp_cpu_rows *rows, const dhp_cpu_partial *partials, dhp_cpu_scratch *scratch) {
+  dhp_key_range seen[DHP_CPU_TILE_Q];
+  see(rows, seen, LANES);
+  const dhp_segments segments = dhp_cpu_segments(rows);
+  begin_fold(rows, LANES, scratch);
+  for (int64_t segment = segments.first; segment < segments.last; segment++) {
+    take_partial(rows, &partials[segment - segments.first], scratch);
+    fold(rows, seen, segment, LANES, scratch);
+  }
+  end_fold(rows, LANES, scratch);
+  write_results(rows, seen, LANES, scratch);
+}
+
+const dhp_cpu_kernel DHP_CPU_KERNEL = {DHP_INSTRUCTIONS, attend,         attend_segment, fold_segments,
+                                       sum_rows,         query_gradient, key_gradients};

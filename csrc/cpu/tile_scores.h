@@ -87,21 +87,12 @@ static lanes_f32 shift_of(lanes_f32 maximum) {
 }
 
 /*
- * Maximum and sum of a unit's rows before their first key: those of their heads' sinks, if there are any. CT:
- * straight-line per row.
+ * What sums below a maximum are multiplied with when another shift takes the place of its own. Where that maximum is
+ * -inf they are 0, and 0 times inf would not be. CT: straight-line.
  */
-static void begin_softmax(const dhp_cpu_rows *rows, int queries, dhp_cpu_scratch *scratch) {
-  const float *const sinks = rows->args->sinks;
-  const lanes_f32 minus_infinity = dhp_ct_splat(-__builtin_inff());
-  for (int i = 0; i < queries; i += LANES)
-    store(&scratch->maximum[i], minus_infinity);
-  for (int i = 0; sinks && i < rows->count; i++)
-    scratch->maximum[i] = sinks[head_of(rows, i)] * 1.44269504f; /* log2(e) */
-  for (int i = 0; i < queries; i += LANES) {
-    const lanes_f32 sink = load(&scratch->maximum[i]), maximum = dhp_ct_max(minus_infinity, sink);
-    store(&scratch->maximum[i], maximum);
-    store(&scratch->sum[i], dhp_ct_exp2(sink - shift_of(maximum)));
-  }
+DHP_CT lanes_f32 rescale_of(lanes_f32 maximum, lanes_f32 shift) {
+  const dhp_ct_u32 is_lowest = dhp_ct_equal_u32(dhp_ct_bits(maximum), dhp_ct_bits(dhp_ct_splat(-__builtin_inff())));
+  return dhp_ct_select(is_lowest, dhp_ct_splat(0.f), dhp_ct_exp2(shift_of(maximum) - shift));
 }
 
 /*
@@ -112,11 +103,8 @@ DHP_CT lanes_f32 raise_maximum(dhp_cpu_scratch *scratch, int query, lanes_f32 hi
   const lanes_f32 before = load(&scratch->maximum[query]);
   const lanes_f32 after = dhp_ct_max(before, highest);
   const lanes_f32 shift = shift_of(after);
-  /* before the first finite score the sum is 0, and 0 times inf would not be */
-  const dhp_ct_u32 is_first = dhp_ct_equal_u32(dhp_ct_bits(before), dhp_ct_bits(dhp_ct_splat(-__builtin_inff())));
-  const lanes_f32 rescale = dhp_ct_select(is_first, dhp_ct_splat(0.f), dhp_ct_exp2(shift_of(before) - shift));
   store(&scratch->maximum[query], after);
-  store(&scratch->rescale[query], rescale);
+  store(&scratch->rescale[query], rescale_of(before, shift));
   return shift;
 }
 

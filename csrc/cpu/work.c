@@ -31,6 +31,7 @@ static size_t at_most(int64_t n, size_t most) { return n < (int64_t)most ? (size
 
 /* What tiles of few rows write, of which every forward can have some. */
 static void wipe_few(dhp_cpu_scratch *scratch, const dhp_cpu_extent *extent) {
+  if (extent->is_folded) dhp_ct_wipe(scratch->folded, DHP_CPU_FEW_ROWS * sizeof *scratch->folded);
   dhp_ct_wipe(scratch->k, DHP_CPU_FEW_ROWS * sizeof *scratch->k);
   wipe_queries(scratch->ds, DHP_CPU_FEW_ROWS, at_most(extent->keys, DHP_CPU_TILE_K));
   dhp_ct_wipe(scratch->out, DHP_CPU_FEW_ROWS * sizeof *scratch->out);
@@ -53,6 +54,8 @@ static void wipe_tiles(dhp_cpu_scratch *scratch, const dhp_cpu_extent *extent) {
     wipe_queries(scratch->g, head_dim, query_rows);
     wipe_queries(scratch->ds, score_rows, query_rows);
     dhp_ct_wipe(scratch->dv, query_rows * sizeof *scratch->dv);
+  } else if (extent->is_folded) {
+    dhp_ct_wipe(scratch->folded, query_rows * sizeof *scratch->folded);
   }
 }
 

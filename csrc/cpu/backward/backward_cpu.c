@@ -69,7 +69,7 @@ dhp_status dhp_cpu_backward_with(const dhp_cpu_kernel *kernel, const dhp_backwar
   const dhp_cpu_work work[] = {{sum_tile, &queries, query_tiles},
                                {query_tile, &queries, args->dq.data ? query_tiles : 0},
                                {key_tile, &keys, args->dk.data || args->dv.data ? key_tiles : 0}};
-  const dhp_cpu_extent extent = {q->size[2], k->size[2], dhp_cpu_most_dims(&args->forward), 1};
+  const dhp_cpu_extent extent = {q->size[2], k->size[2], dhp_cpu_most_dims(&args->forward), 1, 0};
   const dhp_status status = dhp_cpu_run(work, 3, &extent, executor, error);
   dhp_ct_wipe(sums, size);
   free(sums);

@@ -8,7 +8,7 @@
 #include "../../error.h"
 #include "../attention_cpu.h"
 #include "../float64/float64.h"
-#include "../tile.h"
+#include "../split.h"
 
 /* One sequence as a call. */
 typedef struct sequence {
@@ -58,18 +58,22 @@ static sequence sequence_of(const dhp_varlen *args, int64_t b) {
 
 /* ---- work ------------------------------------------------------------------------------------------------------ */
 
+/* Where work of a sequence begins: as the fields of dhp_cpu_split, of all before it. */
+typedef dhp_cpu_split beginning;
+
 typedef struct varlen_work {
   const dhp_cpu_kernel *kernel;
   const dhp_varlen *args;
-  const int64_t *first_unit; /* of sequence b, for all sequences and what is behind them; then the number of all */
+  const beginning *first; /* of sequence b, for all sequences and what is behind them; then of nothing more */
+  dhp_cpu_partial *partials;
 } varlen_work;
 
-/* The sequence of a unit: the last that begins no later, which has one. */
-static int64_t sequence_at(const varlen_work *work, int64_t unit) {
+/* The last sequence of which a piece, or a fold, begins no later: the one that has it. */
+static int64_t sequence_at(const varlen_work *work, int64_t index, int is_fold) {
   int64_t low = 0, high = work->args->sequences + 1;
   while (high - low > 1) {
     const int64_t middle = low + (high - low) / 2;
-    if (work->first_unit[middle] <= unit)
+    if ((is_fold ? work->first[middle].folds : work->first[middle].pieces) <= index)
       low = middle;
     else
       high = middle;
@@ -77,33 +81,60 @@ static int64_t sequence_at(const varlen_work *work, int64_t unit) {
   return low;
 }
 
-static void attend_tile(const void *context, int64_t index, dhp_cpu_scratch *scratch) {
+static dhp_cpu_call call_of(const varlen_work *work, const sequence *part, int64_t b) {
+  return (dhp_cpu_call){.kernel = work->kernel,
+                        .args = &part->args,
+                        .mask = &part->mask,
+                        .places = part->places,
+                        .partials = work->partials + work->first[b].partials};
+}
+
+static void attend_piece(const void *context, int64_t index, dhp_cpu_scratch *scratch) {
   const varlen_work *const work = context;
-  const int64_t b = sequence_at(work, index);
+  const int64_t b = sequence_at(work, index, 0);
   const sequence part = sequence_of(work->args, b);
-  const int64_t unit = index - work->first_unit[b];
-  const dhp_cpu_rows rows = dhp_cpu_unit(&part.args, &part.mask, &part.places, unit);
-  work->kernel->attend(&rows, scratch);
+  const dhp_cpu_call call = call_of(work, &part, b);
+  dhp_cpu_attend_piece(&call, index - work->first[b].pieces, scratch);
+}
+
+static void fold_pieces(const void *context, int64_t index, dhp_cpu_scratch *scratch) {
+  const varlen_work *const work = context;
+  const int64_t b = sequence_at(work, index, 1);
+  const sequence part = sequence_of(work->args, b);
+  const dhp_cpu_call call = call_of(work, &part, b);
+  dhp_cpu_fold_pieces(&call, index - work->first[b].folds, scratch);
+}
+
+/* Pieces and folds of all sequences, in that order, with what is between them. */
+static dhp_status run_all(varlen_work *work, dhp_cpu_split all, const dhp_executor *executor, dhp_error *error) {
+  const dhp_varlen *const args = work->args;
+  const dhp_status status = dhp_cpu_partials_new(all.partials, &work->partials, error);
+  if (status != DHP_OK) return status;
+  const dhp_cpu_work steps[] = {{attend_piece, work, all.pieces}, {fold_pieces, work, all.folds}};
+  const int64_t rest = args->packed.q.size[2] - args->cu_seqlens_q[args->sequences];
+  const int64_t queries = rest > args->max_seqlen_q ? rest : args->max_seqlen_q;
+  const dhp_cpu_extent extent = dhp_cpu_forward_extent(&args->packed, queries, args->max_seqlen_k);
+  const dhp_status ran = dhp_cpu_run(steps, 2, &extent, executor, error);
+  dhp_cpu_partials_free(work->partials, all.partials);
+  return ran;
 }
 
 dhp_status dhp_cpu_varlen_with(const dhp_cpu_kernel *kernel, const dhp_varlen *args, const dhp_executor *executor,
                                dhp_error *error) {
   const int64_t n = args->sequences + 1;
-  int64_t *const first_unit = malloc((size_t)(n + 1) * sizeof *first_unit);
-  if (!first_unit) return dhp_fail(error, DHP_OUT_OF_MEMORY, "no memory for %lld lengths", (long long)n);
-  first_unit[0] = 0;
+  beginning *const first = malloc((size_t)(n + 1) * sizeof *first);
+  if (!first) return dhp_fail(error, DHP_OUT_OF_MEMORY, "no memory for %lld lengths", (long long)n);
+  first[0] = (beginning){0};
   for (int64_t b = 0; b < n; b++) {
     const sequence part = sequence_of(args, b);
-    first_unit[b + 1] = first_unit[b] + dhp_cpu_units(&part.args);
+    const dhp_cpu_split split = dhp_cpu_split_of(&part.args, &part.mask);
+    first[b + 1] = (beginning){.pieces = first[b].pieces + split.pieces,
+                               .partials = first[b].partials + split.partials,
+                               .folds = first[b].folds + split.folds};
   }
-  const varlen_work context = {kernel, args, first_unit};
-  const dhp_cpu_work work = {attend_tile, &context, first_unit[n]};
-  const int64_t rest = args->packed.q.size[2] - args->cu_seqlens_q[args->sequences];
-  const dhp_cpu_extent extent = {.queries = rest > args->max_seqlen_q ? rest : args->max_seqlen_q,
-                                 .keys = args->max_seqlen_k,
-                                 .head_dim = dhp_cpu_most_dims(&args->packed)};
-  const dhp_status status = dhp_cpu_run(&work, 1, &extent, executor, error);
-  free(first_unit);
+  varlen_work work = {.kernel = kernel, .args = args, .first = first};
+  const dhp_status status = run_all(&work, first[n], executor, error);
+  free(first);
   return status;
 }
 

@@ -80,6 +80,17 @@ static const secrecy_case secrecy_cases[] = {
     {"pages that end inside a key tile", {1, 2, 1, 5, 128, 16, 0, 0}, INT64_MIN, 100, 1, DQ, 64, 1, 0},
     {"soft cap and sinks, rows without keys", {1, 2, 1, 9, 20, 16, 0, 0}, INT64_MIN, -2, 1, ALL, 0, 1, SOFTCAP | SINKS},
     {"few rows, soft cap and sinks", {1, 4, 1, 1, 37, 64, 0, 0}, INT64_MIN, INT64_MAX, 1, 0, 0, 1, SOFTCAP | SINKS},
+    {"a window that moves from a segment to the next", {1, 1, 1, 9, 4200, 16, 0, 0}, 4090, 4093, 1, 0, 0, 1, 0},
+    {"few rows, a window that moves from a segment to the next",
+     {1, 1, 1, 4, 4200, 16, 0, 0},
+     4092,
+     4094,
+     1,
+     0,
+     0,
+     1,
+     0},
+    {"few rows over three segments", {1, 2, 1, 2, 8200, 16, 0, 0}, INT64_MIN, INT64_MAX, 1, 0, 0, 0, 0},
     {"decoding, grouped heads", {1, 4, 2, 1, 130, 64, 0, 0}, INT64_MIN, INT64_MAX, 1, ALL, 0, 0, 0},
     {"causal, two key tiles", {1, 1, 1, 5, 101, 32, 0, 0}, INT64_MIN, 96, 1, ALL, 0, 0, 0},
     {"causal, grouped heads, two batches", {2, 4, 2, 37, 101, 20, 0, 0}, INT64_MIN, 64, 1, ALL, 0, 0, 0},
@@ -89,6 +100,7 @@ static const secrecy_case secrecy_cases[] = {
 enum {
   SECRECY_CASES = sizeof secrecy_cases / sizeof *secrecy_cases,
   MOST_QUERIES = 256, /* of all heads of a traced case */
+  MOST_SEGMENTS = 2,  /* that few rows of a traced case see */
   MOST_PAGES = 2
 };
 
@@ -131,6 +143,17 @@ static inline problem secrecy_in_pages(const secrecy_case *c, const problem *p, 
 
 /* The first unit of work: a tile of rows of the first head, or few rows of the first heads. */
 static inline dhp_cpu_rows secrecy_rows(const problem *p) { return dhp_cpu_unit(&p->args, &p->mask, &p->places, 0); }
+
+/* Of a forward: at once; few rows also by segments. */
+static inline void secrecy_attend(const dhp_cpu_kernel *kernel, const dhp_cpu_rows *rows, dhp_cpu_scratch *scratch) {
+  static dhp_cpu_partial partials[MOST_SEGMENTS];
+  kernel->attend(rows, scratch);
+  if (rows->count > DHP_CPU_FEW_ROWS) return;
+  const dhp_segments segments = dhp_cpu_segments(rows);
+  for (int64_t i = 0; i < segments.last - segments.first; i++)
+    kernel->attend_segment(rows, segments.first + i, &partials[i], scratch);
+  kernel->fold_segments(rows, partials, scratch);
+}
 
 /* All three functions of a backward, on the first tile of the first head; lse and delta: memory for its queries. */
 static inline void secrecy_differentiate(const dhp_cpu_kernel *kernel, const gradient_problem *p, float *lse,

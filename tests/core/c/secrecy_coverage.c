@@ -20,7 +20,7 @@ static void attend(const dhp_cpu_kernel *kernel, const secrecy_case *c, dhp_dtyp
   int32_t pages[MOST_PAGES];
   const problem placed = secrecy_in_pages(c, &p, pages);
   const dhp_cpu_rows rows = secrecy_rows(&placed);
-  kernel->attend(&rows, &scratch);
+  secrecy_attend(kernel, &rows, &scratch);
   problem_free(&p);
 }
 

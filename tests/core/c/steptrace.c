@@ -98,7 +98,7 @@ typedef struct task {
 static void attend(const void *context) {
   static dhp_cpu_scratch scratch;
   const task *const t = context;
-  t->kernel->attend(t->rows, &scratch);
+  secrecy_attend(t->kernel, t->rows, &scratch);
 }
 
 /* Data that takes every special path an implementation might have. */

@@ -28,6 +28,7 @@ int main(int argc, char **argv) {
   test_masks();
   test_attention();
   test_rows();
+  test_segments();
   test_float64();
   test_gradients();
   test_gradient_rows();

@@ -9,6 +9,7 @@ void test_numbers(void);   /* csrc/ct.h and csrc/cpu/convert.h */
 void test_attention(void); /* values, against reference.h */
 void test_masks(void);     /* csrc/mask.h, and masks that no call asks for yet */
 void test_rows(void);      /* what a row's bits depend on; NaN and infinity */
+void test_segments(void);  /* rows that see several key segments */
 void test_gradients(void); /* gradients/: values; bits, NaN and infinity; float64 */
 void test_gradient_rows(void);
 void test_float64(void);

@@ -62,6 +62,28 @@ static void test_invariance(void) {
       }
 }
 
+static void test_invariance_over_segments(void) {
+  check_group("a row that sees several segments has the same bits alone");
+  enum { SEGMENT = DHP_SEGMENT_KEYS, KEYS = 2 * SEGMENT + 200 };
+  static const int64_t bands[][2] = {
+      {INT64_MIN, INT64_MAX},
+      {INT64_MIN, SEGMENT - 70},             /* causal: late rows alone see the second segment */
+      {SEGMENT - 100, SEGMENT + 20},         /* early rows see nothing but the first segment */
+      {SEGMENT - 40, 2 * SEGMENT - 60},      /* from the first segment or the second to the second or the third */
+      {SEGMENT + 1000, 2 * SEGMENT + 1000}}; /* from the middle of a segment to the end */
+  for (int t = DHP_FLOAT32; t <= DHP_BFLOAT16; t++)
+    for (int band = 0; band < 5; band++) {
+      problem p = problem_new((shape){1, 2, 1, 150, KEYS, 5 + 8 * t, 0, 0}, (dhp_dtype)t, TRANSPOSED);
+      p.mask = dhp_mask_band(150, KEYS, bands[band][0], bands[band][1]);
+      for (int k = 0; k < test_kernel_count; k++) {
+        run_kernel(&test_kernels[k], &p);
+        for (int row = random_below(8); row < 150; row += 1 + random_below(20))
+          check_row_alone(&test_kernels[k], &p, 0, random_below(2), row, row % 2);
+      }
+      problem_free(&p);
+    }
+}
+
 /* ---- what a row may not see ------------------------------------------------------------------------------------ */
 
 static void test_hidden(void) {
@@ -175,6 +197,7 @@ static void test_nonfinite(void) {
 
 void test_rows(void) {
   test_invariance();
+  test_invariance_over_segments();
   test_hidden();
   test_nonfinite();
 }

@@ -92,6 +92,11 @@ static void run_threads(void *self, int64_t count, void (*body)(void *context, i
 
 static problem make_problem(void) { return problem_new((shape){2, 3, 1, 300, 120, 33, 1, 0}, DHP_FLOAT16, TRANSPOSED); }
 
+/* Few rows, whose keys are split. */
+static problem make_long_problem(void) {
+  return problem_new((shape){2, 6, 2, 2, 2 * DHP_SEGMENT_KEYS + 100, 33, 0, 0}, DHP_FLOAT16, TRANSPOSED);
+}
+
 static void check_same_bits(problem *p, const dhp_cpu_kernel *kernel, int parts, const unsigned char *expected) {
   const dhp_executor executor = {run_threads, &parts};
   problem_poison(p);
@@ -100,9 +105,23 @@ static void check_same_bits(problem *p, const dhp_cpu_kernel *kernel, int parts,
         kernel->instructions, parts, (int)status);
 }
 
-static void test_executors_and_memory(void) {
-  check_group("any partition, any memory: the same bits");
-  problem p = make_problem();
+/* With so few allocations: an error, and nothing is written. */
+static void check_without_memory(problem *p, const dhp_cpu_kernel *kernel, int allocations) {
+  memory_left = allocations;
+  dhp_error error = {""};
+  problem_poison(p);
+  const dhp_status status = dhp_cpu_forward_with(kernel, &p->args, &p->mask, NULL, &error);
+  size_t written = 0;
+  for (size_t i = 0; i < p->out.size; i++)
+    written += p->out.data[i] != 0xa5;
+  check(status == DHP_OUT_OF_MEMORY && strstr(error.text, "memory") && written == 0,
+        "%s, %d allocations: status %d, \"%s\", %zu bytes written", kernel->instructions, allocations, (int)status,
+        error.text, written);
+  memory_left = INT_MAX;
+}
+
+/* needed: allocations without which nothing begins. */
+static void check_executors_and_memory(problem p, int needed) {
   unsigned char *const expected = malloc(p.out.size);
   if (!expected) abort();
   for (int k = 0; k < test_kernel_count; k++) {
@@ -113,24 +132,19 @@ static void test_executors_and_memory(void) {
       check_same_bits(&p, kernel, parts, expected);
 
     /* Memory for one thread: the others wait for it. */
-    memory_left = 1;
+    memory_left = needed;
     check_same_bits(&p, kernel, 4, expected);
-
-    /* No memory: an error, and nothing is written. */
-    memory_left = 0;
-    dhp_error error = {""};
-    problem_poison(&p);
-    const dhp_status status = dhp_cpu_forward_with(kernel, &p.args, &p.mask, NULL, &error);
-    size_t written = 0;
-    for (size_t i = 0; i < p.out.size; i++)
-      written += p.out.data[i] != 0xa5;
-    check(status == DHP_OUT_OF_MEMORY && strstr(error.text, "memory") && written == 0,
-          "%s without memory: status %d, \"%s\", %zu bytes written", kernel->instructions, (int)status, error.text,
-          written);
-    memory_left = INT_MAX;
+    for (int allocations = 0; allocations < needed; allocations++)
+      check_without_memory(&p, kernel, allocations);
   }
   free(expected);
   problem_free(&p);
+}
+
+static void test_executors_and_memory(void) {
+  check_group("any partition, any memory: the same bits");
+  check_executors_and_memory(make_problem(), 1);
+  check_executors_and_memory(make_long_problem(), 2);
 }
 
 /* ---- executors and memory of gradients --------------------------------------------------------------------------- */
