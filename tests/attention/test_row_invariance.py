@@ -7,8 +7,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from harness import Target, attend, normal, qkv, same_bits
+from harness import DTYPE_NAMES, Target, attend, normal, poisoned_memory, qkv, same_bits
 from torch import Tensor
+
+import dhp_safe_fa
 
 SQ, SK, D = 150, 200, 64
 OFFSET = SK - SQ
@@ -138,6 +140,90 @@ def test_group_expanded(case: Case) -> None:
     assert same_bits(got, out) and same_bits(got_lse, lse)
 
 
+# ---- over several segments of keys -----------------------------------------------------------------------------------
+
+# On the CPU a row is a fold over segments of so many keys, which few rows' keys are split by (csrc/cpu/segments.h).
+SEGMENT = 4096
+LENGTHS = [SEGMENT - 1, SEGMENT, SEGMENT + 1, SEGMENT + 75, 2 * SEGMENT + 75]
+on_the_cpu = pytest.mark.parametrize("target", [Target("cpu", dtype) for dtype in DTYPE_NAMES], ids=str)
+
+
+@pytest.mark.parametrize("keys", LENGTHS)
+def test_prefill_chunks_and_steps(target: Target, rng: torch.Generator, keys: int) -> None:
+    """Causal rows that end before, at and behind the end of a segment."""
+    q, k, v = qkv(rng, target, 1, 2, 1, SQ, keys, D)
+    offset = keys - SQ
+    out, lse = attend(q, k, v, True, causal_offset=offset)
+    for first, last in [(0, 1), (1, 5), (73, 77), (74, 75), (75, 76), (20, 149), (149, 150)]:
+        chunk = (slice(None), slice(None), slice(first, last))
+        for seen in (keys, last + offset):
+            got, got_lse = attend(q[chunk], k[:, :, :seen], v[:, :, :seen], True, causal_offset=first + offset)
+            assert same_bits(got, out[chunk]) and same_bits(got_lse, lse[chunk]), (first, last, seen)
+
+
+@pytest.mark.parametrize("keys", LENGTHS)
+def test_full_rows_and_groups(target: Target, rng: torch.Generator, keys: int) -> None:
+    """Rows alone and in groups of heads, few and many."""
+    q, k, v = qkv(rng, target, 2, 6, 2, 6, keys, D)
+    out, lse = attend(q, k, v)
+    for rows in (slice(0, 1), slice(2, 6), slice(5, 6)):
+        got, got_lse = attend(q[:, :, rows], k, v)
+        assert same_bits(got, out[:, :, rows]) and same_bits(got_lse, lse[:, :, rows]), rows
+        got, got_lse = attend(q[1:, 3:4, rows], k[1:, 1:], v[1:, 1:])
+        assert same_bits(got, out[1:, 3:4, rows]) and same_bits(got_lse, lse[1:, 3:4, rows]), rows
+
+
+@on_the_cpu
+@pytest.mark.parametrize("window", [(20, 0), (500, 70), (SEGMENT - 1, 0), (SEGMENT + 700, 9), (-1, 30)], ids=str)
+def test_windows_over_segments(target: Target, rng: torch.Generator, window: tuple[int, int]) -> None:
+    """Windows that begin in the middle of a segment, and move over its end."""
+    q, k, v = qkv(rng, target, 1, 2, 2, SQ, 2 * SEGMENT + 75, D)
+    for offset in (SEGMENT - 75, 2 * SEGMENT - 75):
+        out, lse = attend(q, k, v, causal_offset=offset, window=window)
+        for first, last in [(0, 1), (53, 57), (74, 75), (75, 76), (95, 96), (9, 140), (149, 150)]:
+            chunk = (slice(None), slice(None), slice(first, last))
+            got, got_lse = attend(q[chunk], k, v, causal_offset=first + offset, window=window)
+            assert same_bits(got, out[chunk]) and same_bits(got_lse, lse[chunk]), (offset, first, last)
+
+
+@on_the_cpu
+@pytest.mark.parametrize("page_size", [None, 16, 256])
+def test_packed_sequences_over_segments(target: Target, rng: torch.Generator, page_size: int | None) -> None:
+    """Steps and prefills whose keys are split, and not, in one call: positions count from each sequence's first key."""
+    queries = [1, 3, 0, 130, 1, 1, 2]
+    keys = [SEGMENT + 1, 2 * SEGMENT + 75, 5000, SEGMENT + 75, SEGMENT, 9, 2 * SEGMENT]
+    q = normal(rng, (sum(queries) + 2, 4, D), target)
+    k, v = (normal(rng, (sum(keys), 2, D), target) for _ in range(2))
+
+    def starts(lengths: list[int]) -> Tensor:
+        return torch.tensor([0, *lengths]).cumsum(0).int()
+
+    options = {"max_seqlen_q": 130, "max_seqlen_k": max(keys), "is_causal": True}
+    if page_size is None:
+        given = {"k": k, "v": v, "cu_seqlens_k": starts(keys)}
+    else:
+        counts = [-(-n // page_size) for n in keys]
+        table = torch.zeros(len(keys), max(counts), dtype=torch.int32)
+        places = torch.randperm(sum(counts), generator=rng).int().split(counts)
+        cache = [t.new_full((sum(counts), page_size, 2, D), torch.nan) for t in (k, v)]
+        for b, rows in enumerate(zip(k.split(keys), v.split(keys), strict=True)):
+            table[b, : counts[b]] = places[b]
+            for pages, row in zip(cache, rows, strict=True):
+                padded = torch.cat((row, row.new_full((counts[b] * page_size - keys[b], 2, D), torch.nan)))
+                pages[places[b].long()] = padded.view(counts[b], page_size, 2, D)
+        given = {"k": cache[0], "v": cache[1], "cu_seqlens_k": None, "page_table": table}
+        given["seqused_k"] = torch.tensor(keys, dtype=torch.int32)
+    with poisoned_memory():
+        out, lse = dhp_safe_fa.attention_varlen_lse(q, cu_seqlens_q=starts(queries), **given, **options)
+    parts = zip(q.split([*queries, 2]), out.split([*queries, 2]), lse.split([*queries, 2], dim=1), strict=True)
+    for b, (part, got, got_lse) in enumerate(list(parts)[:-1]):
+        if queries[b] == 0:
+            continue
+        alone = [t.transpose(0, 1)[None] for t in (part, k.split(keys)[b], v.split(keys)[b])]
+        want, want_lse = attend(*alone, is_causal=True, causal_offset=keys[b] - queries[b])
+        assert same_bits(got.transpose(0, 1)[None], want) and same_bits(got_lse[None], want_lse), b
+
+
 # ---- and not on when or by whom -------------------------------------------------------------------------------------
 
 
@@ -156,11 +242,18 @@ def threads() -> Iterator[Callable[[int], None]]:
     torch.set_num_threads(before)
 
 
-# One decoded token, heads that share keys, fewer tiles than threads, and rows of several tiles.
+# One decoded token, heads that share keys, fewer tiles than threads, rows of several tiles, and few rows of many keys.
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize(
     ("b", "hq", "hk", "sq", "sk"),
-    [(2, 4, 2, SQ, SK), (1, 8, 1, 1, 900), (1, 1, 1, 40, 300), (3, 5, 5, 129, 65), (1, 2, 2, 700, 300)],
+    [
+        (2, 4, 2, SQ, SK),
+        (1, 8, 1, 1, 900),
+        (1, 1, 1, 40, 300),
+        (3, 5, 5, 129, 65),
+        (1, 2, 2, 700, 300),
+        (1, 6, 1, 1, 9000),
+    ],
 )
 def test_thread_count(
     rng: torch.Generator,
