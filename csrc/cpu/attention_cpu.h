@@ -9,7 +9,7 @@
  * thread. Fails with DHP_OUT_OF_MEMORY alone, before the first output element is written.
  *
  * The bits of an output row depend on its query row, the keys and values it may see, D, dtype and scale: not on other
- * rows, heads, batch, the executor's partition, or what hidden keys and values hold.
+ * rows, heads, batch, the executor's partition, or what hidden keys and values hold. segments.h defines them.
  *
  * Numbers below 2^-126, float32's smallest normal one, count as zero on the way in and out (cpu/float_mode.h says why).
  *

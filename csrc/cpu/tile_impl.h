@@ -13,6 +13,8 @@
  * one lane from its scores to its sum, in an order that depends on the key index alone. So there is no reduction across
  * lanes, and a row's bits do not depend on its neighbours. For O += P V the lanes hold d.
  *
+ * The chain is one over the keys of a segment, and a row the fold of these (tile_segments.h).
+ *
  * A score or value that a row may not see is kept out by public bounds: its p is never multiplied with its v (0 * NaN
  * is NaN).
  */

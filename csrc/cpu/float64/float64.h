@@ -3,7 +3,8 @@
  *
  * The caller has validated the arguments; 1 <= D. One output row is one unit of work, in plain scalar code without
  * scratch memory: its sums run in the output itself, over the rows it sees in ascending order, so that its bits depend
- * on nothing else. Numbers below 2^-1022, float64's smallest normal one, count as zero (cpu/float_mode.h says why).
+ * on nothing else. There are no segments (cpu/segments.h): each sum is one, below the maximum over all keys. Numbers
+ * below 2^-1022, float64's smallest normal one, count as zero (cpu/float_mode.h says why).
  *
  * CT: instructions and addresses depend on shapes, strides, flags, mask and the executor's partition.
  */
