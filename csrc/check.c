@@ -153,8 +153,7 @@ dhp_status dhp_check_packed(const dhp_attention *packed, int is_paged, dhp_error
 
 /* A gradient, or the gradient of an output, is like the tensor that it belongs to. */
 static dhp_status check_like(const char *name, const dhp_tensor *t, const char *model_name, const dhp_tensor *model,
-                             dhp_error *error) {
-  const form given = BATCHED;
+                             form given, dhp_error *error) {
   const dhp_status status = check_tensor(name, t, model->dtype, given, error);
   if (status != DHP_OK) return status;
   for (int i = 0; i < 4; i++)
@@ -165,18 +164,26 @@ static dhp_status check_like(const char *name, const dhp_tensor *t, const char *
   return DHP_OK;
 }
 
-dhp_status dhp_check_gradients(const dhp_backward *args, dhp_error *error) {
+static dhp_status check_gradients(const dhp_backward *args, form given, dhp_error *error) {
   const dhp_attention *const forward = &args->forward;
-  dhp_status status = dhp_check_arguments(forward, error);
+  dhp_status status = check_call(forward, given, given, error);
   if (status != DHP_OK) return status;
   if (!forward->lse)
     return dhp_fail(error, DHP_INVALID_ARGUMENT, "lse: missing; the gradients are computed from the forward's lse");
-  status = check_like("grad_out", &args->grad_out, "out", &forward->out, error);
+  status = check_like("grad_out", &args->grad_out, "out", &forward->out, given, error);
   if (status != DHP_OK) return status;
   const char *const names[] = {"dq", "dk", "dv"}, *const model_names[] = {"q", "k", "v"};
   const dhp_tensor *const tensors[] = {&args->dq, &args->dk, &args->dv};
   const dhp_tensor *const models[] = {&forward->q, &forward->k, &forward->v};
   for (int i = 0; i < 3 && status == DHP_OK; i++)
-    if (tensors[i]->data) status = check_like(names[i], tensors[i], model_names[i], models[i], error);
+    if (tensors[i]->data) status = check_like(names[i], tensors[i], model_names[i], models[i], given, error);
   return status;
+}
+
+dhp_status dhp_check_gradients(const dhp_backward *args, dhp_error *error) {
+  return check_gradients(args, BATCHED, error);
+}
+
+dhp_status dhp_check_packed_gradients(const dhp_backward *args, dhp_error *error) {
+  return check_gradients(args, PACKED, error);
 }

@@ -17,6 +17,9 @@ dhp_status dhp_check_packed(const dhp_attention *packed, int is_paged, dhp_error
 /* The same of a backward: of its forward, which must have an lse, of grad_out, and of the wanted gradients. */
 dhp_status dhp_check_gradients(const dhp_backward *args, dhp_error *error);
 
+/* The same of packed sequences, without pages. */
+dhp_status dhp_check_packed_gradients(const dhp_backward *args, dhp_error *error);
+
 /* Head dimensions that the CPU kernel serves. */
 dhp_status dhp_check_cpu_head_dims(const dhp_attention *args, dhp_error *error);
 

@@ -120,6 +120,17 @@ typedef struct dhp_backward {
   void *workspace;       /* dhp_backward_workspace bytes, 16-byte aligned; holds secrets afterwards */
 } dhp_backward;
 
+/*
+ * The gradients of a call of packed sequences. A row of them has the bits of a call for its sequence alone; rows behind
+ * the last sequence, and keys that do not count, have gradient 0. Of a cache in pages there are none.
+ */
+typedef struct dhp_varlen_backward {
+  dhp_varlen forward;    /* the call as it was made; its out and lse, both needed, are read */
+  dhp_tensor grad_out;   /* [1, Hq, tokens, D] */
+  const void *grad_lse;  /* as lse; NULL: zero */
+  dhp_tensor dq, dk, dv; /* shapes of q, k, v; data NULL: not wanted */
+} dhp_varlen_backward;
+
 /* Runs body(ctx, first, last) over a partition of [0, count), possibly in parallel, and returns when all is done. */
 typedef struct dhp_executor {
   void (*run)(void *self, int64_t count, void (*body)(void *ctx, int64_t first, int64_t last), void *ctx);
@@ -141,6 +152,8 @@ DHP_API dhp_status dhp_backward_check(const dhp_backward *args, int on_cuda, dhp
  * supported yet.
  */
 DHP_API dhp_status dhp_varlen_check(const dhp_varlen *args, int on_cuda, dhp_error *error);
+/* The same of dhp_varlen_backward_cpu. */
+DHP_API dhp_status dhp_varlen_backward_check(const dhp_varlen_backward *args, int on_cuda, dhp_error *error);
 
 /* ---- running --------------------------------------------------------------------------------------------------- */
 
@@ -154,6 +167,8 @@ DHP_API dhp_status dhp_backward_cpu(const dhp_backward *args, const dhp_executor
 
 /* Lengths are public, and are checked before anything is written. */
 DHP_API dhp_status dhp_varlen_cpu(const dhp_varlen *args, const dhp_executor *executor, dhp_error *error);
+DHP_API dhp_status dhp_varlen_backward_cpu(const dhp_varlen_backward *args, const dhp_executor *executor,
+                                           dhp_error *error);
 
 /*
  * On a Hopper GPU: float16 or bfloat16, D a multiple of 8 up to dhp_cuda_max_head_dim(). Enqueued on stream (a

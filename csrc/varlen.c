@@ -1,10 +1,11 @@
 /*
  * varlen.c - the entry points of packed sequences: check, run.
  *
- * Lengths are public and are read here; no element of q, k or v is.
+ * Lengths are public and are read here; no element of a tensor is.
  */
 #include "check.h"
 #include "cpu/attention_cpu.h"
+#include "cpu/backward/backward_cpu.h"
 #include "error.h"
 
 static int is_page_size(int64_t size) { return size == 16 || size == 32 || size == 64 || size == 128 || size == 256; }
@@ -95,4 +96,26 @@ dhp_status dhp_varlen_cpu(const dhp_varlen *args, const dhp_executor *executor, 
   if (status == DHP_OK) status = check_lengths(args, error);
   if (status != DHP_OK || args->packed.q.size[1] == 0 || args->packed.q.size[2] == 0) return status;
   return dhp_cpu_varlen(args, executor, error);
+}
+
+/* ---- gradients -------------------------------------------------------------------------------------------------- */
+
+dhp_status dhp_varlen_backward_check(const dhp_varlen_backward *args, int on_cuda, dhp_error *error) {
+  if (args->forward.page_table)
+    return dhp_fail(error, DHP_UNSUPPORTED,
+                    "page_table: given, but a cache in pages has no gradients; supported: cu_seqlens_k in its place");
+  const dhp_backward packed = {.forward = args->forward.packed,
+                               .grad_out = args->grad_out,
+                               .grad_lse = args->grad_lse,
+                               .dq = args->dq,
+                               .dk = args->dk,
+                               .dv = args->dv};
+  const dhp_status status = dhp_check_packed_gradients(&packed, error);
+  return status == DHP_OK ? dhp_varlen_check(&args->forward, on_cuda, error) : status;
+}
+
+dhp_status dhp_varlen_backward_cpu(const dhp_varlen_backward *args, const dhp_executor *executor, dhp_error *error) {
+  dhp_status status = dhp_varlen_backward_check(args, 0, error);
+  if (status == DHP_OK) status = check_lengths(&args->forward, error);
+  return status == DHP_OK ? dhp_cpu_varlen_backward(args, executor, error) : status;
 }

@@ -170,7 +170,8 @@ def attention_varlen(
 ) -> Tensor:
     """:func:`attention` within each of many sequences of any lengths, packed one behind the other. On the CPU alone.
 
-    A row has the bits that it has in a call of :func:`attention` for its sequence alone, wherever its keys lie.
+    A row has the bits that it has in a call of :func:`attention` for its sequence alone, wherever its keys lie; and so
+    have its gradients.
 
     Args:
         q: [query tokens, Hq, D]; dtypes and strides as :func:`attention`.
@@ -196,11 +197,13 @@ def attention_varlen(
             began behind them: what seqused_k says counts them still. None with page_table.
 
     Returns:
-        [query tokens, Hq, Dv], contiguous, q's dtype. A row that sees no key is 0.
+        [query tokens, Hq, Dv], contiguous, q's dtype. A row that sees no key is 0. Differentiable, once and in reverse
+        mode, but not with page_table; rows of no sequence, and keys that do not count, have gradient 0.
 
     Raises:
         RuntimeError: names the argument, what was given and what is supported. Lengths and pages are looked at before
-            anything is computed. Also for CUDA tensors, and where an input requires grad and gradients are recorded.
+            anything is computed. Also for CUDA tensors; for a page_table where an input requires grad and gradients are
+            recorded; for forward-mode differentiation, and when a gradient is differentiated again.
     """
     options = (is_causal, scale, alignment, window, softcap, sinks, seqused_k, page_table, leftpad_k)
     return _varlen(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, *options)[0]
@@ -234,7 +237,7 @@ def attention_varlen_lse(
 
     Returns:
         out as :func:`attention_varlen`; lse, [Hq, query tokens], float32 (float64 for float64 inputs); where a row sees
-        no key its head's sink, or -inf without sinks.
+        no key its head's sink, or -inf without sinks. Both are differentiable.
 
     Raises:
         RuntimeError: as :func:`attention_varlen`.

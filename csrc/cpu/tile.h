@@ -72,7 +72,8 @@ typedef struct dhp_cpu_partial {
 typedef struct dhp_cpu_gradient_rows {
   const dhp_backward *args;
   const dhp_mask *mask; /* what a query sees for rows of a query head; what sees a key for rows of a key head */
-  float *lse, *delta;   /* [B, Hq, Sq]: of the forward, NaN where it is not finite; rowsum(grad_out * out) - grad_lse */
+  float *lse, *delta;   /* of the forward, NaN where it is not finite; rowsum(grad_out * out) - grad_lse */
+  int64_t lse_pitch;    /* rows of these, as of the lse and grad_lse of args, from a head to the next */
   int64_t batch, head, first;
   int count; /* 1 to DHP_CPU_TILE_Q */
 } dhp_cpu_gradient_rows;
@@ -141,6 +142,9 @@ static inline int64_t dhp_cpu_tile_at(int64_t step, int64_t tiles) {
   return step % 2 ? tiles - 1 - step / 2 : step / 2;
 }
 
+/* Of calls whose units follow one another: which has this unit. first_unit: of each; then the number of all. */
+int64_t dhp_cpu_call_at(const int64_t *first_unit, int64_t calls, int64_t unit);
+
 /* The kernels this CPU can run, best first, and how many (1 to 3); dhp_cpu_forward uses the first. */
 int dhp_cpu_kernels(dhp_cpu_kernel kernels[3]);
 
@@ -164,5 +168,8 @@ dhp_status dhp_cpu_varlen_with(const dhp_cpu_kernel *kernel, const dhp_varlen *a
 /* The same of dhp_cpu_backward. */
 dhp_status dhp_cpu_backward_with(const dhp_cpu_kernel *kernel, const dhp_backward *args, const dhp_mask *mask,
                                  const dhp_executor *executor, dhp_error *error);
+/* The same of dhp_cpu_varlen_backward. */
+dhp_status dhp_cpu_varlen_backward_with(const dhp_cpu_kernel *kernel, const dhp_varlen_backward *args,
+                                        const dhp_executor *executor, dhp_error *error);
 
 #endif

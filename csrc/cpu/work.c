@@ -69,6 +69,19 @@ static void scratch_free(dhp_cpu_scratch *scratch, const dhp_cpu_extent *extent)
 
 /* ---- work ------------------------------------------------------------------------------------------------------ */
 
+/* The last that begins no later: those before it that begin there have no unit. */
+int64_t dhp_cpu_call_at(const int64_t *first_unit, int64_t calls, int64_t unit) {
+  int64_t low = 0, high = calls;
+  while (high - low > 1) {
+    const int64_t middle = low + (high - low) / 2;
+    if (first_unit[middle] <= unit)
+      low = middle;
+    else
+      high = middle;
+  }
+  return low;
+}
+
 typedef struct cpu_job {
   const dhp_cpu_work *work;
   const dhp_cpu_extent *extent;

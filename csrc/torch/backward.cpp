@@ -26,9 +26,7 @@ static dhp_tensor gradient_of(const char *name, bool need, const Tensor &t, cons
 }
 
 static Tensor finished(const std::optional<Output> &output, const Tensor &q) {
-  if (output) return output->finish();
-  const int64_t none[] = {0};
-  return torch::stable::new_empty(q, {none, 1});
+  return output ? output->finish() : not_needed(q);
 }
 
 void backward(const Call &call, const Gradients &gradients, Tensor results[3]) {
@@ -43,8 +41,9 @@ void backward(const Call &call, const Gradients &gradients, Tensor results[3]) {
   args.grad_out = describe("grad_out", gradients.grad_out);
   forward.out = describe("out", gradients.out);
   std::optional<Tensor> q_copy, k_copy, v_copy, out_copy, lse_copy, grad_out_copy, grad_lse_copy;
-  forward.lse = const_cast<void *>(readable_rows("lse", gradients.lse, q, lse_copy)); /* here it is read alone */
-  if (gradients.grad_lse) args.grad_lse = readable_rows("grad_lse", *gradients.grad_lse, q, grad_lse_copy);
+  const std::vector<int64_t> rows{q.size(0), q.size(1), q.size(2)};
+  forward.lse = const_cast<void *>(readable_rows("lse", gradients.lse, rows, q, lse_copy)); /* here it is read alone */
+  if (gradients.grad_lse) args.grad_lse = readable_rows("grad_lse", *gradients.grad_lse, rows, q, grad_lse_copy);
   refuse_unsupported(args, q.is_cuda());
 
   std::optional<Output> dq, dk, dv;

@@ -33,7 +33,7 @@ struct VarlenCall {
   std::optional<Tensor> seqused_k, page_table, leftpad_k, sinks;
 };
 
-/* Its results: [tokens, H, D] and [H, tokens]. */
+/* Results of packed sequences: [tokens, H, D] and [H, tokens]. */
 struct Packed {
   Tensor out, lse;
 };
@@ -62,6 +62,8 @@ Packed forward(const VarlenCall &call);
 
 /* dq, dk and dv into `results`; what is not needed as an empty tensor of size [0]. */
 void backward(const Call &call, const Gradients &gradients, Tensor results[3]);
+
+void backward(const VarlenCall &call, const Gradients &gradients, Tensor results[3]);
 
 } // namespace dhp
 

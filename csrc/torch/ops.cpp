@@ -75,21 +75,52 @@ void attention_backward(StableIValue *stack, uint64_t arguments, uint64_t) {
   });
 }
 
+const char *const packed_rows = "[tokens, H, D]";
+
+/* q, k and v, and what follows the tensors. */
+VarlenCall varlen_call_from(const StableIValue *qkv, const StableIValue *stack) {
+  const char *const cached = "[tokens, H, D] or [pages, page_size, H, D]";
+  const Options options{
+      values::to<bool>(stack[4]),    values::to<std::optional<double>>(stack[5]), 0, values::to<int64_t>(stack[7]),
+      values::to<int64_t>(stack[8]), values::to<std::optional<double>>(stack[9])};
+  return {given("q", qkv[0], packed_rows),
+          given("k", qkv[1], cached),
+          given("v", qkv[2], cached),
+          given("cu_seqlens_q", stack[0], "[sequences + 1]"),
+          values::to<std::optional<Tensor>>(stack[1]),
+          values::to<int64_t>(stack[2]),
+          values::to<int64_t>(stack[3]),
+          options,
+          values::to<bool>(stack[6]),
+          values::to<std::optional<Tensor>>(stack[10]),
+          values::to<std::optional<Tensor>>(stack[11]),
+          values::to<std::optional<Tensor>>(stack[12]),
+          {}};
+}
+
 void attention_varlen(StableIValue *stack, uint64_t arguments, uint64_t) {
   run_as("attention_varlen", [=] {
     check_arguments(arguments, 17);
-    const char *const rows = "[tokens, H, D]", *const cached = "[tokens, H, D] or [pages, page_size, H, D]";
-    const Options options{
-        values::to<bool>(stack[7]),     values::to<std::optional<double>>(stack[8]), 0, values::to<int64_t>(stack[10]),
-        values::to<int64_t>(stack[11]), values::to<std::optional<double>>(stack[12])};
-    const Packed results =
-        forward({given("q", stack[0], rows), given("k", stack[1], cached), given("v", stack[2], cached),
-                 given("cu_seqlens_q", stack[3], "[sequences + 1]"), values::to<std::optional<Tensor>>(stack[4]),
-                 values::to<int64_t>(stack[5]), values::to<int64_t>(stack[6]), options, values::to<bool>(stack[9]),
-                 values::to<std::optional<Tensor>>(stack[13]), values::to<std::optional<Tensor>>(stack[14]),
-                 values::to<std::optional<Tensor>>(stack[15]), values::to<std::optional<Tensor>>(stack[16])});
+    VarlenCall call = varlen_call_from(stack, stack + 3);
+    call.sinks = values::to<std::optional<Tensor>>(stack[16]);
+    const Packed results = forward(call);
     stack[0] = values::from(results.out);
     stack[1] = values::from(results.lse);
+  });
+}
+
+void attention_varlen_backward(StableIValue *stack, uint64_t arguments, uint64_t) {
+  run_as("attention_varlen_backward", [=] {
+    check_arguments(arguments, 23);
+    Gradients gradients{given("grad_out", stack[0], packed_rows),
+                        given("out", stack[4], packed_rows),
+                        given("lse", stack[5], "[H, tokens]"),
+                        values::to<std::optional<Tensor>>(stack[19]),
+                        {values::to<bool>(stack[20]), values::to<bool>(stack[21]), values::to<bool>(stack[22])}};
+    Tensor results[3];
+    backward(varlen_call_from(stack + 1, stack + 6), gradients, results);
+    for (int i = 0; i < 3; i++)
+      stack[i] = values::from(results[i]);
   });
 }
 
@@ -98,6 +129,7 @@ void implement(torch::stable::detail::StableLibrary &library) {
   library.impl("attention_lse", &attention_lse);
   library.impl("attention_backward", &attention_backward);
   library.impl("attention_varlen", &attention_varlen);
+  library.impl("attention_varlen_backward", &attention_varlen_backward);
 }
 
 } // namespace

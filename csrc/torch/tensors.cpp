@@ -35,6 +35,7 @@ std::string dtype_name(ScalarType dtype) {
   case ScalarType::Short: return "int16";
   case ScalarType::Int: return "int32";
   case ScalarType::Long: return "int64";
+  case ScalarType::Half: return "float16";
   case ScalarType::Float: return "float32";
   case ScalarType::Double: return "float64";
   case ScalarType::ComplexHalf: return "complex32";
@@ -142,13 +143,17 @@ Tensor new_rows(const Tensor &q) {
   return torch::stable::new_empty(q, {sizes, 3}, row_dtype(q));
 }
 
-const void *readable_rows(const char *name, const Tensor &t, const Tensor &q, std::optional<Tensor> &keep) {
-  bool agrees = t.dim() == 3;
-  for (int i = 0; agrees && i < 3; i++)
-    agrees = t.size(i) == q.size(i);
+const void *readable_rows(const char *name, const Tensor &t, const std::vector<int64_t> &sizes, const Tensor &q,
+                          std::optional<Tensor> &keep) {
+  std::string expected;
+  bool agrees = t.dim() == static_cast<int64_t>(sizes.size());
+  for (size_t i = 0; i < sizes.size(); i++) {
+    agrees = agrees && t.size(static_cast<int64_t>(i)) == sizes[i];
+    expected += (i ? ", " : "") + std::to_string(sizes[i]);
+  }
   if (!agrees)
-    fail(std::string(name) + ": shape " + shape_of(t, t.dim()) + "; expected " + shape_of(q, 3) +
-         ", one number for each query row");
+    fail(std::string(name) + ": shape " + shape_of(t, t.dim()) + "; expected [" + expected +
+         "], one number for each query row");
   if (t.scalar_type() != row_dtype(q))
     fail(std::string(name) + ": dtype " + dtype_name(t.scalar_type()) + "; expected " + dtype_name(row_dtype(q)));
   static const double no_row = 0; /* an address also where there is none: to the core, NULL is a missing tensor */
@@ -156,6 +161,11 @@ const void *readable_rows(const char *name, const Tensor &t, const Tensor &q, st
   if (t.is_contiguous()) return t.data_ptr();
   keep = contiguous_copy(t);
   return keep->data_ptr();
+}
+
+Tensor not_needed(const Tensor &q) {
+  const int64_t none[] = {0};
+  return torch::stable::new_empty(q, {none, 1});
 }
 
 } // namespace dhp

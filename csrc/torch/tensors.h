@@ -13,6 +13,7 @@
 
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "../dhp_fa.h"
 
@@ -67,8 +68,11 @@ private:
 ScalarType row_dtype(const Tensor &q);
 /* [B, Hq, Sq] of that dtype, contiguous. */
 Tensor new_rows(const Tensor &q);
-/* The data of such a tensor, which must agree with q; a copy in `keep` if it is not contiguous. */
-const void *readable_rows(const char *name, const Tensor &t, const Tensor &q, std::optional<Tensor> &keep);
+/* The data of a tensor of these sizes and that dtype of q's rows; a copy in `keep` if it is not contiguous. */
+const void *readable_rows(const char *name, const Tensor &t, const std::vector<int64_t> &sizes, const Tensor &q,
+                          std::optional<Tensor> &keep);
+/* What stands for a gradient that is not needed: of size [0]. */
+Tensor not_needed(const Tensor &q);
 
 } // namespace dhp
 

@@ -17,6 +17,7 @@ from dhp_safe_fa._operator.schema import (
     LIBRARY,
     PAGE_SIZES,
     VARLEN,
+    VARLEN_BACKWARD,
     refuse,
 )
 
@@ -129,7 +130,7 @@ class _Checks:
         for name, tensor in tensors.items():
             if tensor.dtype != model.dtype:
                 self.refuse(f"{name}: dtype {_dtype(tensor)} differs from q's {_dtype(model)}; they must agree")
-            for dim in range(4):
+            for dim in range(model.dim()):
                 if tensor.size(dim) != model.size(dim):
                     shapes = f"shape {list(tensor.shape)} differs from {model_name}'s {list(model.shape)}"
                     self.refuse(f"{name}: {shapes}; they must be equal")
@@ -137,17 +138,18 @@ class _Checks:
     def results(self, q: Tensor, v: Tensor, out: Tensor) -> None:
         if out.dtype != q.dtype:
             self.refuse(f"out: dtype {_dtype(out)} differs from q's {_dtype(q)}; they must agree")
-        for dim in range(4):
-            if out.size(dim) != (v if dim == 3 else q).size(dim):
-                shapes = f"shape {list(out.shape)} differs from q's {list(q.shape)} with v's head_dim {v.size(3)}"
+        last = q.dim() - 1
+        for dim in range(q.dim()):
+            if out.size(dim) != (v if dim == last else q).size(dim):
+                shapes = f"shape {list(out.shape)} differs from q's {list(q.shape)} with v's head_dim {v.size(last)}"
                 self.refuse(f"out: {shapes}; they must be equal")
 
-    def rows_of(self, q: Tensor, **tensors: Tensor | None) -> None:
+    def rows_of(self, q: Tensor, sizes: Sequence[int], **tensors: Tensor | None) -> None:
         for name, tensor in tensors.items():
             if tensor is None:
                 continue
-            if tensor.dim() != 3 or any(tensor.size(dim) != q.size(dim) for dim in range(3)):
-                expected = f"{list(q.shape[:3])}, one number for each query row"
+            if tensor.dim() != len(sizes) or any(size != want for size, want in zip(tensor.shape, sizes, strict=True)):
+                expected = f"{list(sizes)}, one number for each query row"
                 self.refuse(f"{name}: shape {list(tensor.shape)}; expected {expected}")
             if tensor.dtype != row_dtype(q):
                 expected = str(row_dtype(q)).removeprefix("torch.")
@@ -214,7 +216,7 @@ def _backward(
     checks.described(q=q, k=k, v=v)
     checks.on_device_of(q, grad_out=grad_out, out=out, lse=lse, **({} if grad_lse is None else {"grad_lse": grad_lse}))
     checks.described(grad_out=grad_out, out=out)
-    checks.rows_of(q, lse=lse, grad_lse=grad_lse)
+    checks.rows_of(q, q.shape[:3], lse=lse, grad_lse=grad_lse)
     checks.call(q, k, v, is_causal, scale, causal_offset, window_left, window_right, softcap)
     checks.results(q, v, out)
     checks.like(out, "out", grad_out=grad_out)
@@ -223,27 +225,18 @@ def _backward(
     return dq, dk, dv
 
 
-@torch.library.register_fake(f"dhp::{VARLEN}", lib=LIBRARY)  # type: ignore[untyped-decorator]
-def _varlen(
+def _check_packed(
+    checks: _Checks,
     q: Tensor,
     k: Tensor,
     v: Tensor,
     cu_seqlens_q: Tensor,
     cu_seqlens_k: Tensor | None,
-    max_seqlen_q: int,
-    max_seqlen_k: int,
-    is_causal: bool = False,
-    scale: float | None = None,
-    is_bottom_right: bool = True,
-    window_left: int = -1,
-    window_right: int = -1,
-    softcap: float | None = None,
-    seqused_k: Tensor | None = None,
-    page_table: Tensor | None = None,
-    leftpad_k: Tensor | None = None,
-    sinks: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
-    checks = _Checks(VARLEN)
+    seqused_k: Tensor | None,
+    page_table: Tensor | None,
+    leftpad_k: Tensor | None,
+) -> None:
+    """What tensors of packed sequences say of themselves."""
     checks.given("[tokens, H, D]", q=q)
     checks.given("[tokens, H, D] or [pages, page_size, H, D]", k=k, v=v)
     checks.given("[sequences + 1]", cu_seqlens_q=cu_seqlens_q)
@@ -274,17 +267,108 @@ def _varlen(
     checks.numbers([n], f"[{n}]", seqused_k=seqused_k, leftpad_k=leftpad_k)
     checks.numbers([n, -1], f"[{n}, pages of a sequence]", page_table=page_table)
 
+
+def _check_packed_call(
+    operator: str,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    is_causal: bool,
+    scale: float | None,
+    window_left: int,
+    window_right: int,
+    softcap: float | None,
+    is_paged: bool,
+    sinks: Tensor | None = None,
+) -> None:
+    """How they fit to one another, and to what else is asked for."""
     rows = q.transpose(0, 1).unsqueeze(0)
-    keys, values = (t.transpose(0, 1).unsqueeze(0) if page_table is None else t.transpose(1, 2) for t in (k, v))
+    keys, values = (t.transpose(0, 1).unsqueeze(0) if not is_paged else t.transpose(1, 2) for t in (k, v))
     shapes = {id(rows): q.shape, id(keys): k.shape, id(values): v.shape}
-    checks = _Checks(VARLEN, lambda t: list(shapes[id(t)]), is_paged=page_table is not None)
+    checks = _Checks(operator, lambda t: list(shapes[id(t)]), is_paged=is_paged)
     checks.call(rows, keys, values, is_causal, scale, 0, window_left, window_right, softcap, sinks)
-    if page_table is not None and k.size(1) not in PAGE_SIZES:
+    if is_paged and k.size(1) not in PAGE_SIZES:
         checks.refuse(f"k: pages of {k.size(1)} keys; supported: {', '.join(map(str, PAGE_SIZES))}")
     for name, most in (("max_seqlen_q", max_seqlen_q), ("max_seqlen_k", max_seqlen_k)):
         if most < 0:
             checks.refuse(f"{name}: {most}; supported: not negative")
+
+
+def _refuse_padded_pages(checks: _Checks, page_table: Tensor | None, leftpad_k: Tensor | None) -> None:
     if page_table is not None and leftpad_k is not None:
         because = "because a sequence may begin with any page"
         checks.refuse(f"leftpad_k: given beside page_table; supported: None, {because}")
+
+
+@torch.library.register_fake(f"dhp::{VARLEN}", lib=LIBRARY)  # type: ignore[untyped-decorator]
+def _varlen(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor | None,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    is_causal: bool = False,
+    scale: float | None = None,
+    is_bottom_right: bool = True,
+    window_left: int = -1,
+    window_right: int = -1,
+    softcap: float | None = None,
+    seqused_k: Tensor | None = None,
+    page_table: Tensor | None = None,
+    leftpad_k: Tensor | None = None,
+    sinks: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    checks = _Checks(VARLEN)
+    _check_packed(checks, q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_k, page_table, leftpad_k)
+    options = (max_seqlen_q, max_seqlen_k, is_causal, scale, window_left, window_right, softcap)
+    _check_packed_call(VARLEN, q, k, v, *options, is_paged=page_table is not None, sinks=sinks)
+    _refuse_padded_pages(checks, page_table, leftpad_k)
     return q.new_empty([*q.shape[:2], v.size(-1)]), q.new_empty([q.size(1), q.size(0)], dtype=row_dtype(q))
+
+
+@torch.library.register_fake(f"dhp::{VARLEN_BACKWARD}", lib=LIBRARY)  # type: ignore[untyped-decorator]
+def _varlen_backward(
+    grad_out: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor | None,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    is_causal: bool = False,
+    scale: float | None = None,
+    is_bottom_right: bool = True,
+    window_left: int = -1,
+    window_right: int = -1,
+    softcap: float | None = None,
+    seqused_k: Tensor | None = None,
+    page_table: Tensor | None = None,
+    leftpad_k: Tensor | None = None,
+    grad_lse: Tensor | None = None,
+    need_dq: bool = True,
+    need_dk: bool = True,
+    need_dv: bool = True,
+) -> tuple[Tensor, Tensor, Tensor]:
+    checks = _Checks(VARLEN_BACKWARD)
+    checks.given("[tokens, H, D]", grad_out=grad_out, out=out)
+    checks.given("[H, tokens]", lse=lse)
+    _check_packed(checks, q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_k, page_table, leftpad_k)
+    checks.on_device_of(q, grad_out=grad_out, out=out, lse=lse, **({} if grad_lse is None else {"grad_lse": grad_lse}))
+    checks.described(3, "[tokens, H, D]", grad_out=grad_out, out=out)
+    checks.rows_of(q, [q.size(1), q.size(0)], lse=lse, grad_lse=grad_lse)
+    if page_table is not None:
+        checks.refuse("page_table: given, but a cache in pages has no gradients; supported: cu_seqlens_k in its place")
+    options = (max_seqlen_q, max_seqlen_k, is_causal, scale, window_left, window_right, softcap)
+    _check_packed_call(VARLEN_BACKWARD, q, k, v, *options, is_paged=False)
+    checks.results(q, v, out)
+    checks.like(out, "out", grad_out=grad_out)
+    needed = {"dq": (need_dq, q), "dk": (need_dk, k), "dv": (need_dv, v)}
+    dq, dk, dv = (like.new_empty(like.shape if need else [0]) for need, like in needed.values())
+    return dq, dk, dv

@@ -1,15 +1,16 @@
 """The derivative of attention: which calls are recorded, what is kept of them, and what is not there.
 
-Where an input requires grad, either operator runs as attention_lse and keeps q, k, v, out and lse; a backward pass then
-calls attention_backward, once, for the gradients that are needed. Nothing else computes or keeps more than the operator
-that was called. Gradients of gradients and forward mode are refused.
+Where an input requires grad, attention runs as attention_lse and keeps q, k, v, out and lse; a backward pass then
+calls attention_backward, once, for the gradients that are needed. attention_varlen, which has its lse, keeps its
+lengths, too, and calls attention_varlen_backward. Nothing else computes or keeps more than the operator that was
+called. Gradients of gradients and forward mode are refused.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 from torch import Tensor
@@ -17,25 +18,39 @@ from torch._functorch.utils import enable_single_level_autograd_function
 from torch.autograd import forward_ad
 from torch.autograd.function import _SingleLevelFunction
 
-from dhp_safe_fa._operator.schema import BACKWARD, DEFAULTS, LIBRARY, OPERATORS, VARLEN, refuse
+from dhp_safe_fa._operator.schema import BACKWARD, LIBRARY, OPERATORS, VARLEN, VARLEN_BACKWARD, refuse
 
-_attention_lse = torch.ops.dhp.attention_lse.default
-_attention_backward = torch.ops.dhp.attention_backward.default
-_OPTIONS = tuple(DEFAULTS.values())
-_SHARED = len(_OPTIONS) - 1  # by the backward, which finds sinks in the lse
-_PLACES = 3  # of these come before what the backward alone is given
 _AFTER_AUTOGRAD = torch._C._after_autograd_keyset
 
 # How an operator runs below what records it.
 Run = Callable[..., Any]
 
 
+class Derivative(NamedTuple):
+    """How an operator is recorded: as one that takes q, k, v and options, and returns (out, lse)."""
+
+    name: str  # of the operator, where something is refused
+    forward: Any
+    backward: Any  # takes grad_out, q, k, v, out, lse, the options but sinks, grad_lse, and which gradients are needed
+    options: dict[str, Any]  # what they are where a call leaves them out
+
+    @classmethod
+    def of(cls, name: str, forward: str, backward: str) -> Derivative:
+        operator, derivative = (getattr(torch.ops.dhp, each).default for each in (forward, backward))
+        options = operator._schema.arguments[3:]
+        return cls(name, operator, derivative, {each.name: each.default_value for each in options})
+
+
+_ATTENTION = Derivative.of("attention", "attention_lse", BACKWARD)
+_VARLEN = Derivative.of(VARLEN, VARLEN, VARLEN_BACKWARD)
+
+
 def _refuse_forward_mode(operator: str) -> NoReturn:
     refuse(operator, "forward-mode differentiation (jvp, dual numbers) does not exist; supported: reverse mode")
 
 
-def refuse_double_backward() -> NoReturn:
-    refuse(BACKWARD, "gradients of gradients (double backward) do not exist; supported: one backward pass")
+def refuse_double_backward(operator: str) -> NoReturn:
+    refuse(operator, "gradients of gradients (double backward) do not exist; supported: one backward pass")
 
 
 # What the names of the classes below begin with: by them, as names of autograd's nodes, policies know whose attention a
@@ -49,44 +64,53 @@ class DhpAttention(_SingleLevelFunction):
     """(out, lse) of attention, recorded."""
 
     @staticmethod
-    def forward(ctx: Any, run: Run, options: tuple[Any, ...], q: Tensor, k: Tensor, v: Tensor) -> Any:
-        out, lse = run(_attention_lse, q, k, v, *options)
+    def forward(ctx: Any, run: Run, derivative: Derivative, *arguments: Any) -> Any:
+        out, lse = run(derivative.forward, *arguments)
         ctx.set_materialize_grads(False)
-        ctx.options = (*options, *_OPTIONS[len(options) :])[:_SHARED]
-        ctx.save_for_backward(q, k, v, out, lse)
+        ctx.derivative = derivative
+        # The other arguments in their order, with a hole for each tensor.
+        ctx.numbers = [None if isinstance(argument, Tensor) else (argument,) for argument in arguments]
+        ctx.save_for_backward(out, lse, *(argument for argument in arguments if isinstance(argument, Tensor)))
         return out, lse
 
     @staticmethod
     def backward(ctx: Any, grad_out: Tensor | None, grad_lse: Tensor | None) -> Any:
+        unneeded = (None,) * (2 + len(ctx.numbers))
         if grad_out is None and grad_lse is None:
-            return (None,) * 5
-        q, k, v, out, lse = ctx.saved_tensors
+            return unneeded
+        out, lse, *tensors = ctx.saved_tensors
+        following = iter(tensors)
+        q, k, v, *options = (next(following) if number is None else number[0] for number in ctx.numbers)
         if grad_out is None:
             grad_out = torch.zeros_like(out)
-        needed = ctx.needs_input_grad[2:]
-        places, forms = ctx.options[:_PLACES], ctx.options[_PLACES:]
-        found = _attention_backward(grad_out, q, k, v, out, lse, *places, grad_lse, *needed, *forms)
-        return None, None, *(gradient if need else None for need, gradient in zip(needed, found, strict=True))
+        needed = ctx.needs_input_grad[2:5]
+        given = ctx.derivative.options | dict(zip(ctx.derivative.options, options, strict=False))
+        del given["sinks"]  # which are in the lse
+        names = {f"need_d{name}": need for name, need in zip("qkv", needed, strict=True)}
+        found = ctx.derivative.backward(grad_out, q, k, v, out, lse, **given, grad_lse=grad_lse, **names)
+        gradients = (gradient if need else None for need, gradient in zip(needed, found, strict=True))
+        return None, None, *gradients, *unneeded[5:]
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> NoReturn:
-        _refuse_forward_mode("attention")
+        _refuse_forward_mode(ctx.derivative.name)
 
 
 class DhpAttentionGradients(_SingleLevelFunction):
     """(dq, dk, dv), which cannot be differentiated once more."""
 
     @staticmethod
-    def forward(ctx: Any, run: Run, *arguments: Any) -> Any:
-        return run(_attention_backward, *arguments)
+    def forward(ctx: Any, run: Run, name: str, *arguments: Any) -> Any:
+        ctx.name = name
+        return run(getattr(torch.ops.dhp, name).default, *arguments)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> NoReturn:
-        refuse_double_backward()
+        refuse_double_backward(ctx.name)
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> NoReturn:
-        _refuse_forward_mode(BACKWARD)
+        _refuse_forward_mode(ctx.name)
 
 
 def is_recorded(arguments: Sequence[Any]) -> bool:
@@ -98,13 +122,22 @@ def is_recorded(arguments: Sequence[Any]) -> bool:
 
 def record(name: str, run: Run, arguments: Sequence[Any]) -> Any:
     """A call of the operator as a node of autograd's graph."""
-    if name == BACKWARD:
-        return _apply(DhpAttentionGradients, run, *arguments)
-    options = arguments[3:]
-    if len(options) == len(_OPTIONS) and isinstance(options[-1], Tensor) and is_recorded(options[-1:]):
-        refuse(name, "sinks: require grad; supported: gradients of q, k and v (sinks.detach() for these)")
-    out, lse = _apply(DhpAttention, run, tuple(options), *arguments[:3])
+    if name in (BACKWARD, VARLEN_BACKWARD):
+        return _apply(DhpAttentionGradients, run, name, *arguments)
+    derivative = _VARLEN if name == VARLEN else _ATTENTION
+    _refuse_undifferentiable(name, arguments, dict(zip(derivative.options, arguments[3:], strict=False)))
+    out, lse = _apply(DhpAttention, run, derivative, *arguments)
     return out if name == "attention" else (out, lse)
+
+
+def _refuse_undifferentiable(name: str, arguments: Sequence[Any], options: Mapping[str, Any]) -> None:
+    if not torch.is_grad_enabled() or not torch._C._any_requires_grad(*arguments):
+        return  # forward mode, which is refused where there are dual numbers
+    if options.get("page_table") is not None:
+        supported = "cu_seqlens_k in its place, calls under torch.no_grad(), or of tensors without grad"
+        refuse(name, f"page_table: given, but a cache in pages has no gradients; supported: {supported}")
+    if options.get("sinks") is not None and options["sinks"].requires_grad:
+        refuse(name, "sinks: require grad; supported: gradients of q, k and v (sinks.detach() for these)")
 
 
 def _apply(function: Any, *arguments: Any) -> Any:
@@ -117,9 +150,9 @@ def _apply(function: Any, *arguments: Any) -> Any:
 # ---- without transforms ----------------------------------------------------------------------------------------------
 
 
-def _below_autograd(keys: Any, operator: Any, *arguments: Any, **named: Any) -> Any:
+def _below_autograd(keys: Any, operator: Any, *arguments: Any) -> Any:
     with torch._C._AutoDispatchBelowAutograd():
-        return operator._handle.redispatch_boxed(keys & _AFTER_AUTOGRAD, *arguments, **named)
+        return operator._handle.redispatch_boxed(keys & _AFTER_AUTOGRAD, *arguments)
 
 
 def _kernel(name: str) -> Callable[..., Any]:
@@ -133,12 +166,5 @@ def _kernel(name: str) -> Callable[..., Any]:
     return kernel
 
 
-def _undifferentiated(keys: Any, *arguments: Any, **named: Any) -> Any:
-    if is_recorded([*arguments, *named.values()]):
-        refuse(VARLEN, "gradients do not exist; supported: calls under torch.no_grad(), or of tensors without grad")
-    return _below_autograd(keys, getattr(torch.ops.dhp, VARLEN).default, *arguments, **named)
-
-
-for _name in (*OPERATORS, BACKWARD):
+for _name in (*OPERATORS, BACKWARD, VARLEN, VARLEN_BACKWARD):
     LIBRARY.impl(_name, _kernel(_name), "Autograd", with_keyset=True)
-LIBRARY.impl(VARLEN, _undifferentiated, "Autograd", with_keyset=True)

@@ -21,12 +21,13 @@ _SINKS = "Tensor? sinks=None"
 OPERATORS = {"attention": "Tensor", "attention_lse": "(Tensor out, Tensor lse)"}
 # Their derivative. A gradient that is not needed comes as an empty tensor, of size [0].
 BACKWARD = "attention_backward"
-# Attention within packed sequences; on the CPU, without gradients.
+# Attention within packed sequences, on the CPU, and its derivative.
 VARLEN = "attention_varlen"
-_VARLEN_ARGUMENTS = (
-    "Tensor q, Tensor k, Tensor v, Tensor cu_seqlens_q, Tensor? cu_seqlens_k, int max_seqlen_q, int max_seqlen_k, "
+VARLEN_BACKWARD = "attention_varlen_backward"
+_VARLEN_OPTIONS = (
+    "Tensor cu_seqlens_q, Tensor? cu_seqlens_k, int max_seqlen_q, int max_seqlen_k, "
     "bool is_causal=False, float? scale=None, bool is_bottom_right=True, int window_left=-1, int window_right=-1, "
-    f"float? softcap=None, Tensor? seqused_k=None, Tensor? page_table=None, Tensor? leftpad_k=None, {_SINKS}"
+    "float? softcap=None, Tensor? seqused_k=None, Tensor? page_table=None, Tensor? leftpad_k=None"
 )
 _NEEDED = "Tensor? grad_lse=None, bool need_dq=True, bool need_dk=True, bool need_dv=True"
 
@@ -40,11 +41,15 @@ OLDEST_TORCH = (2, 10)  # its stable ABI is what libdhp_torch.so was built for
 LIBRARY = torch.library.Library("dhp", "DEF")
 _ARGUMENTS = f"Tensor q, Tensor k, Tensor v, {_PLACES}, {_FORMS}, {_SINKS}"
 SCHEMAS = [f"{name}({_ARGUMENTS}) -> {returns}" for name, returns in OPERATORS.items()]
-SCHEMAS.append(
-    f"{BACKWARD}(Tensor grad_out, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, {_PLACES}, {_NEEDED}, {_FORMS})"
+SCHEMAS.append(f"{VARLEN}(Tensor q, Tensor k, Tensor v, {_VARLEN_OPTIONS}, {_SINKS}) -> (Tensor out, Tensor lse)")
+SCHEMAS += [
+    f"{name}(Tensor grad_out, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, {options})"
     " -> (Tensor dq, Tensor dk, Tensor dv)"
-)
-SCHEMAS.append(f"{VARLEN}({_VARLEN_ARGUMENTS}) -> (Tensor out, Tensor lse)")
+    for name, options in (
+        (BACKWARD, f"{_PLACES}, {_NEEDED}, {_FORMS}"),
+        (VARLEN_BACKWARD, f"{_VARLEN_OPTIONS}, {_NEEDED}"),
+    )
+]
 for _schema in SCHEMAS:
     LIBRARY.define(_schema, tags=(torch.Tag.pt2_compliant_tag,))
 

@@ -1,25 +1,22 @@
-"""torch.func: vmap becomes more batches; grad, vjp and jvp are autograd on tensors of one level."""
+"""torch.func: vmap becomes more batches, or heads of packed sequences; grad, vjp and jvp are autograd on tensors of
+one level."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
 from dhp_safe_fa._operator.gradients import is_recorded, record
-from dhp_safe_fa._operator.schema import BACKWARD, LIBRARY, OPERATORS, refuse
-
-# [B, H, S, D], but for what has one number a row, or a head.
-_RANKS = {"lse": 3, "grad_lse": 3, "sinks": 1}
+from dhp_safe_fa._operator.schema import BACKWARD, LIBRARY, OPERATORS, VARLEN, VARLEN_BACKWARD, refuse
 
 
 def _rule(name: str) -> Callable[..., Any]:
     operator = getattr(torch.ops.dhp, name).default
-    ranks = [_RANKS.get(argument.name, 4) for argument in operator._schema.arguments]
 
     def rule(*arguments: Any) -> Any:
         # Imported by the first transform: at the start it would cost everybody a part of the import time.
@@ -28,7 +25,7 @@ def _rule(name: str) -> Callable[..., Any]:
 
         transform: Any = retrieve_current_functorch_interpreter()
         if isinstance(transform, VmapInterpreter):
-            return _mapped(name, operator, transform, list(zip(arguments, ranks, strict=False)))
+            return _mapped(name, operator, transform, arguments)
         if isinstance(transform, Functionalize):
             refuse(name, "torch.func.functionalize is not supported; vmap, grad and vjp are")
         arguments, _ = transform.lift(arguments, {})
@@ -66,44 +63,67 @@ def _recording(transform: Any, operator: Any, *arguments: Any) -> Any:
 # ---- vmap ------------------------------------------------------------------------------------------------------------
 
 
-def _mapped(name: str, operator: Any, transform: Any, arguments: Iterable[tuple[Any, int]]) -> Any:
-    """N calls with batches of B as one call with a batch of N * B. Of each argument: its rank without N."""
+class _Folding(NamedTuple):
+    """Where the N calls that vmap maps over become one: a dimension that they all have is N times as long."""
+
+    shapes: Mapping[str, str]  # of the arguments that may be mapped
+    dim: int  # of all of them and of the results
+
+
+_ROWS, _SUMS = ("q", "k", "v", "out", "grad_out"), ("lse", "grad_lse")
+# More batches.
+_BATCHED = _Folding(dict.fromkeys(_ROWS, "[B, H, S, D]") | dict.fromkeys(_SUMS, "[B, H, S]"), 0)
+# More heads, of which each reads its own key head as before: sequences are the same for all. The head comes last but
+# one everywhere.
+_PACKED = _Folding(dict.fromkeys(_ROWS, "[tokens, H, D]") | dict.fromkeys(_SUMS, "[H, tokens]") | {"sinks": "[H]"}, -2)
+_PAGED = _Folding({**_PACKED.shapes, **dict.fromkeys("kv", "[pages, page_size, H, D]")}, -2)
+
+
+def _mapped(name: str, operator: Any, transform: Any, arguments: tuple[Any, ...]) -> Any:
+    """N calls as one."""
     level, size = transform.level(), transform.batch_size()
 
     def unwrap(argument: Any) -> Any:
         is_tensor = isinstance(argument, Tensor)
         return torch._C._functorch._unwrap_batched(argument, level) if is_tensor else (argument, None)
 
-    unwrapped = [(*unwrap(argument), rank) for argument, rank in arguments]
+    unwrapped = [unwrap(argument) for argument in arguments]
+    named = dict(zip((argument.name for argument in operator._schema.arguments), unwrapped, strict=False))
+    folding = _BATCHED if name in (*OPERATORS, BACKWARD) else _PACKED
+    if named.get("page_table", (None, None))[0] is not None:
+        folding = _PAGED
     with transform.lower():
-        if all(dim is None for _, dim, _ in unwrapped):
-            return operator(*(argument for argument, _, _ in unwrapped))
-        stacked = [_stacked(name, size, *each) for each in unwrapped]
-        result = operator(
-            *(each.flatten(0, 1) if isinstance(each, Tensor) and each.dim() > 1 else each for each in stacked)
-        )
-        outputs = [result] if isinstance(result, Tensor) else list(result)
-        found = [output.dim() > 1 for output in outputs]  # the others are gradients that nobody needs
-        outputs = [o.unflatten(0, stacked[0].shape[:2]) if f else o for o, f in zip(outputs, found, strict=True)]
+        if all(dim is None for _, dim in unwrapped):
+            return operator(*(argument for argument, _ in unwrapped))
+        result = operator(*(_folded(name, folding, size, each, *given) for each, given in named.items()))
+        outputs = [_unfolded(folding, size, each) for each in ([result] if isinstance(result, Tensor) else result)]
     add = torch._C._functorch._add_batch_dim
-    outputs = [add(o, 0, level) if f else o for o, f in zip(outputs, found, strict=True)]
-    return outputs[0] if isinstance(result, Tensor) else tuple(outputs)
+    mapped = [output if dim is None else add(output, dim, level) for output, dim in outputs]
+    return mapped[0] if isinstance(result, Tensor) else tuple(mapped)
 
 
-def _stacked(name: str, size: int, argument: Any, dim: int | None, rank: int) -> Any:
-    """A tensor as [N, B, ...], N being what vmap maps over."""
-    if not isinstance(argument, Tensor):
+def _folded(operator: str, folding: _Folding, size: int, name: str, argument: Any, dim: int | None) -> Any:
+    """What one call for all takes; dim: which one of the argument vmap maps over."""
+    if not isinstance(argument, Tensor) or (dim is None and name not in folding.shapes):
         return argument
-    if rank == _RANKS["sinks"]:  # of a head, which all batches share
-        if dim is not None:
-            refuse(name, "sinks: mapped by vmap; supported: the same for all that is mapped")
-        return argument
+    if name not in folding.shapes:
+        refuse(operator, f"{name}: mapped by vmap; supported: the same for all that vmap maps over")
+    shape = folding.shapes[name]
+    rank = shape.count(",") + 1
     stacked = argument.expand(size, *argument.shape) if dim is None else argument.movedim(dim, 0)
     if stacked.dim() != rank + 1:
-        shape = "[B, H, S, D]" if rank == 4 else "[B, H, S]"
-        refuse(name, f"rank {stacked.dim() - 1} inside of vmap; expected {rank} dimensions {shape}")
-    return stacked
+        refuse(operator, f"rank {stacked.dim() - 1} inside of vmap; expected {rank} dimensions {shape}")
+    place = folding.dim % rank
+    return stacked.movedim(0, place).flatten(place, place + 1)
 
 
-for _name in (*OPERATORS, BACKWARD):
+def _unfolded(folding: _Folding, size: int, output: Tensor) -> tuple[Tensor, int | None]:
+    """A result of the N calls, and which of its dimensions they lie along; None: a gradient that nobody needs."""
+    if output.dim() == 1:
+        return output, None
+    place = folding.dim % output.dim()
+    return output.unflatten(place, (size, output.size(place) // size)), place
+
+
+for _name in (*OPERATORS, BACKWARD, VARLEN, VARLEN_BACKWARD):
     LIBRARY.impl(_name, _rule(_name), "FuncTorchDynamicLayerFrontMode")

@@ -227,17 +227,6 @@ def test_under_a_policy(rng: torch.Generator) -> None:
     assert same_bits(out, attend(given)[0])
 
 
-def test_gradients_are_refused(rng: torch.Generator) -> None:
-    given = pack(rng, Target("cpu", torch.float32), [3], [4], 2, 2, 8)
-    recorded = given._replace(k=given.k.requires_grad_())
-    with pytest.raises(RuntimeError, match="attention_varlen: gradients do not exist; supported: calls under"):
-        dhp_safe_fa.attention_varlen(*recorded)
-    with pytest.raises(RuntimeError, match="attention_varlen: gradients do not exist"):
-        torch.func.grad(lambda q: dhp_safe_fa.attention_varlen(q, *given[1:]).sum())(given.q)
-    with torch.no_grad():
-        dhp_safe_fa.attention_varlen(*recorded)
-
-
 # ---- errors ----------------------------------------------------------------------------------------------------------
 
 

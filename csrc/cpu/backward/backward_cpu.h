@@ -17,4 +17,7 @@
  */
 dhp_status dhp_cpu_backward(const dhp_backward *args, const dhp_executor *executor, dhp_error *error);
 
+/* The same of packed sequences; their lengths are valid, too. CT: also on the lengths. */
+dhp_status dhp_cpu_varlen_backward(const dhp_varlen_backward *args, const dhp_executor *executor, dhp_error *error);
+
 #endif

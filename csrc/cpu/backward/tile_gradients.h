@@ -51,13 +51,17 @@ static float delta_of(const dhp_cpu_gradient_rows *rows, int64_t i, dhp_cpu_scra
                                      : inner_product(g, o, head_dim, DHP_BFLOAT16, scratch);
 }
 
+/* Where lse, grad_lse and delta have query row i of head h. */
+static int64_t lse_row(const dhp_cpu_gradient_rows *rows, int64_t h, int64_t i) {
+  return (rows->batch * rows->args->forward.q.size[1] + h) * rows->lse_pitch + i;
+}
+
 /*
  * A row's lse that is not finite becomes NaN, and so do the row's probabilities: a score was +inf or NaN, or all were
  * -inf, where the softmax is NaN. CT: straight-line per row.
  */
 static void sum_rows(const dhp_cpu_gradient_rows *rows, dhp_cpu_scratch *scratch) {
-  const dhp_tensor *const q = &rows->args->forward.q;
-  const int64_t first = (rows->batch * q->size[1] + rows->head) * q->size[2] + rows->first;
+  const int64_t first = lse_row(rows, rows->head, rows->first);
   const size_t size = (size_t)rows->count * sizeof(float);
   const dhp_ct_u32 infinity = dhp_ct_splat_u32(0x7f800000u);
   memcpy(scratch->lse, (const float *)rows->args->forward.lse + first, size);
@@ -123,8 +127,7 @@ static void read_walked(const dhp_tensor *k, const dhp_tensor *v, int64_t b, int
 
 /* lse and delta of n query rows from row i of query head h on. */
 static void read_sums(const dhp_cpu_gradient_rows *rows, int64_t h, int64_t i, int n, dhp_cpu_scratch *scratch) {
-  const dhp_tensor *const q = &rows->args->forward.q;
-  const int64_t first = (rows->batch * q->size[1] + h) * q->size[2] + i;
+  const int64_t first = lse_row(rows, h, i);
   memcpy(scratch->lse, rows->lse + first, (size_t)n * sizeof(float));
   memcpy(scratch->delta, rows->delta + first, (size_t)n * sizeof(float));
 }

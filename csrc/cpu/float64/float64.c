@@ -91,9 +91,10 @@ typedef struct query_row {
 } query_row;
 
 /* CT: straight-line. */
-static query_row read_query(const dhp_backward *args, int64_t b, int64_t h, int64_t i) {
+static query_row read_query(const job *work, int64_t b, int64_t h, int64_t i) {
+  const dhp_backward *const args = work->backward;
   const dhp_attention *const forward = &args->forward;
-  const int64_t n = (b * forward->q.size[1] + h) * forward->q.size[2] + i;
+  const int64_t n = (b * forward->q.size[1] + h) * work->places.lse_pitch + i;
   const double lse = ((const double *)forward->lse)[n];
   query_row row = {.q = row_of(&forward->q, b, h, i), .grad_out = row_of(&args->grad_out, b, h, i)};
   /* An infinite lse is a row of which a score was +inf, or all were -inf: its softmax is NaN. */
@@ -121,7 +122,7 @@ static void query_gradient(const job *work, int64_t b, int64_t h, int64_t i) {
   const dhp_attention *const forward = work->args;
   const int64_t head_dim = forward->q.size[3], key_head = h / (forward->q.size[1] / forward->k.size[1]);
   const dhp_key_range seen = dhp_mask_row(work->mask, i);
-  const query_row row = read_query(work->backward, b, h, i);
+  const query_row row = read_query(work, b, h, i);
   double *const dq = row_of(&work->backward->dq, b, h, i);
   memset(dq, 0, (size_t)head_dim * sizeof *dq);
   for (int64_t j = seen.first; j < seen.last; j++) {
@@ -145,7 +146,7 @@ static void key_gradients(const job *work, int64_t b, int64_t h, int64_t j) {
   if (dv) memset(dv, 0, (size_t)value_dim * sizeof *dv);
   for (int64_t query_head = h * group; query_head < (h + 1) * group; query_head++)
     for (int64_t i = seen.first; i < seen.last; i++) {
-      const query_row row = read_query(work->backward, b, query_head, i);
+      const query_row row = read_query(work, b, query_head, i);
       const weight found = weight_of(forward, &row, k, v);
       if (dv) add_multiple(dv, found.p, row.grad_out, value_dim);
       if (dk) add_multiple(dk, found.ds, row.q, head_dim);
@@ -194,8 +195,9 @@ void dhp_float64_forward(const dhp_attention *args, const dhp_mask *mask, const 
   run_all(&work, &args->q, forward_body, executor);
 }
 
-void dhp_float64_backward(const dhp_backward *args, const dhp_mask *mask, const dhp_executor *executor) {
-  job work = {&args->forward, args, mask, {args->forward.q.size[2], NULL}};
+void dhp_float64_backward(const dhp_backward *args, const dhp_mask *mask, int64_t lse_pitch,
+                          const dhp_executor *executor) {
+  job work = {&args->forward, args, mask, {lse_pitch, NULL}};
   if (args->dq.data) run_all(&work, &args->forward.q, query_body, executor);
   if (args->dk.data || args->dv.data) run_all(&work, &args->forward.k, key_body, executor);
 }

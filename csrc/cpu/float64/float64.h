@@ -18,7 +18,8 @@
 void dhp_float64_forward(const dhp_attention *args, const dhp_mask *mask, const dhp_cpu_places *places,
                          const dhp_executor *executor);
 
-/* The wanted gradients; any length may be 0. */
-void dhp_float64_backward(const dhp_backward *args, const dhp_mask *mask, const dhp_executor *executor);
+/* The wanted gradients; any length may be 0. lse_pitch: rows of lse and grad_lse from a head to the next. */
+void dhp_float64_backward(const dhp_backward *args, const dhp_mask *mask, int64_t lse_pitch,
+                          const dhp_executor *executor);
 
 #endif

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from dhp_safe_fa._operator.fake import row_dtype
 from dhp_safe_fa._operator.gradients import refuse_double_backward
+from dhp_safe_fa._operator.schema import BACKWARD
 from dhp_safe_fa._ops import attention_lse
 from dhp_safe_fa.integrations.context_parallel.agreement import Fact, agree
 from dhp_safe_fa.integrations.context_parallel.arriving import Arriving, one_ahead
@@ -142,7 +143,7 @@ class DhpAttentionOverRanksGradients(torch.autograd.Function):
 
     @staticmethod
     def backward(_ctx: Any, *_gradients: Tensor) -> NoReturn:
-        refuse_double_backward()
+        refuse_double_backward(BACKWARD)
 
 
 def _query_gradients(

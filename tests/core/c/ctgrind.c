@@ -13,6 +13,7 @@
 #include <string.h>
 #include <valgrind/memcheck.h>
 
+#include "../../../csrc/cpu/backward/backward_cpu.h"
 #include "../../../csrc/cpu/float64/float64.h"
 #include "check.h"
 #include "secrecy.h"
@@ -97,22 +98,66 @@ static int run_packed(const dhp_cpu_kernel *kernel, const secrecy_case *c, dhp_d
   return status == DHP_OK && undefined == (keys / 2 > 0 ? queries - 1 : 0) + (keys > 0);
 }
 
+static void make_gradients_secret(const gradient_problem *p) {
+  make_secret(p->forward.q);
+  make_secret(p->forward.k);
+  make_secret(p->forward.v);
+  make_secret(p->forward.out);
+  make_secret(p->grad_out);
+  VALGRIND_MAKE_MEM_UNDEFINED(p->forward.lse, p->forward.lse_size);
+  VALGRIND_MAKE_MEM_UNDEFINED(p->grad_lse, p->forward.lse_size);
+}
+
+static void declassify_gradients(const gradient_problem *p) {
+  for (int i = 0; i < 3; i++)
+    declassify(p->gradients[i].data, p->gradients[i].size);
+}
+
 static int run_gradients(const dhp_cpu_kernel *kernel, const secrecy_case *c, dhp_dtype dtype, memory_layout layout) {
   gradient_problem p = secrecy_gradients(c, dtype, layout);
-  make_secret(p.forward.q);
-  make_secret(p.forward.k);
-  make_secret(p.forward.v);
-  make_secret(p.forward.out);
-  make_secret(p.grad_out);
-  VALGRIND_MAKE_MEM_UNDEFINED(p.forward.lse, p.forward.lse_size);
-  VALGRIND_MAKE_MEM_UNDEFINED(p.grad_lse, p.forward.lse_size);
+  make_gradients_secret(&p);
   int right = gradients_run(kernel, &p, NULL) == DHP_OK;
   const dhp_mask by_key = dhp_mask_transposed(&p.forward.mask);
   for (int i = 0; i < 3; i++)
     if (gradient(&p, i)->data)
       right &= secret_rows(gradient(&p, i)) == rows_that_see(i == 0 ? &p.forward.mask : &by_key);
+  declassify_gradients(&p);
+  gradients_free(&p);
+  return right;
+}
+
+/* The same rows as two packed sequences, of which the second has the last query and not all of its keys. */
+static int run_packed_gradients(const dhp_cpu_kernel *kernel, const secrecy_case *c, dhp_dtype dtype) {
+  gradient_problem p = secrecy_gradients(c, dtype, CONTIGUOUS);
+  const int32_t queries = (int32_t)c->s.queries, keys = (int32_t)c->s.keys;
+  const int32_t cu_q[] = {0, queries - 1, queries}, cu_k[] = {0, keys / 2, keys}, used[] = {keys / 2, (keys + 1) / 4};
+  dhp_varlen_backward args = {.forward = {.packed = p.args.forward,
+                                          .sequences = 2,
+                                          .cu_seqlens_q = cu_q,
+                                          .cu_seqlens_k = cu_k,
+                                          .seqused_k = used,
+                                          .max_seqlen_q = queries,
+                                          .max_seqlen_k = keys,
+                                          .is_bottom_right = 1},
+                              .grad_out = p.args.grad_out,
+                              .grad_lse = p.args.grad_lse,
+                              .dq = p.args.dq,
+                              .dk = p.args.dk,
+                              .dv = p.args.dv};
+  dhp_attention *const packed = &args.forward.packed;
+  dhp_tensor *const tensors[] = {&packed->q,     &packed->k, &packed->v, &packed->out,
+                                 &args.grad_out, &args.dq,   &args.dk,   &args.dv};
+  for (int i = 0; i < 8; i++)
+    tensors[i]->size[0] = 1; /* packed tensors have one batch */
+  make_gradients_secret(&p);
+  const dhp_status status = dtype == DHP_FLOAT64 ? dhp_cpu_varlen_backward(&args, NULL, NULL)
+                                                 : dhp_cpu_varlen_backward_with(kernel, &args, NULL, NULL);
+  const int64_t seeing = (used[0] > 0 ? queries - 1 : 0) + (used[1] > 0);
+  const int64_t seen = (queries > 1 ? used[0] : 0) + used[1];
+  int right = status == DHP_OK;
   for (int i = 0; i < 3; i++)
-    declassify(p.gradients[i].data, p.gradients[i].size);
+    if (gradient(&p, i)->data) right &= secret_rows(gradient(&p, i)) == (i == 0 ? seeing : seen);
+  declassify_gradients(&p);
   gradients_free(&p);
   return right;
 }
@@ -127,12 +172,13 @@ static int run_all(void) {
         const memory_layout layout = (memory_layout)(i % 3);
         if (!run(&kernels[k], &secrecy_cases[i], (dhp_dtype)dtype, layout) ||
             !run_gradients(&kernels[k], &secrecy_cases[i], (dhp_dtype)dtype, layout) ||
+            !run_packed_gradients(&kernels[k], &secrecy_cases[i], (dhp_dtype)dtype) ||
             (dtype != DHP_FLOAT64 && !run_packed(&kernels[k], &secrecy_cases[i], (dhp_dtype)dtype))) {
           fprintf(stderr, "%s, dtype %d, %s: failed, or the output was not secret\n", kernels[k].instructions, dtype,
                   secrecy_cases[i].what);
           return EXIT_FAILURE;
         }
-        runs += dtype == DHP_FLOAT64 ? 2 : 3;
+        runs += dtype == DHP_FLOAT64 ? 3 : 4;
       }
   printf("%d runs on secret data, kernels:", runs);
   for (int k = 0; k < count; k++)

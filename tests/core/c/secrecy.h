@@ -160,7 +160,8 @@ static inline void secrecy_differentiate(const dhp_cpu_kernel *kernel, const gra
                                          float *delta, dhp_cpu_scratch *scratch) {
   const int64_t queries = p->args.forward.q.size[2], keys = p->args.forward.k.size[2];
   const dhp_mask by_key = dhp_mask_transposed(&p->forward.mask);
-  dhp_cpu_gradient_rows rows = {.args = &p->args, .mask = &p->forward.mask, .lse = lse, .delta = delta};
+  dhp_cpu_gradient_rows rows = {
+      .args = &p->args, .mask = &p->forward.mask, .lse = lse, .delta = delta, .lse_pitch = queries};
   for (int head = 0; head < (int)p->args.forward.q.size[1]; head++) {
     rows.head = head;
     rows.count = queries < DHP_CPU_TILE_Q ? (int)queries : DHP_CPU_TILE_Q;

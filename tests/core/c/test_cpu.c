@@ -34,6 +34,7 @@ int main(int argc, char **argv) {
   test_gradient_rows();
   test_refusals();
   test_varlen();
+  test_varlen_gradients();
   test_runtime();
   return check_summary();
 }

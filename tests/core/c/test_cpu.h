@@ -15,7 +15,8 @@ void test_gradient_rows(void);
 void test_float64(void);
 void test_refusals(void); /* csrc/check.c */
 void test_varlen(void);   /* csrc/varlen.c */
-void test_runtime(void);  /* executor, memory, floating-point state */
+void test_varlen_gradients(void);
+void test_runtime(void); /* executor, memory, floating-point state */
 
 /* The kernels this CPU runs; every test of attention runs on all of them. */
 extern dhp_cpu_kernel test_kernels[3];

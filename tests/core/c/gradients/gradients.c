@@ -74,7 +74,7 @@ void gradients_free(gradient_problem *p) {
 
 dhp_status gradients_run(const dhp_cpu_kernel *kernel, const gradient_problem *p, const dhp_executor *executor) {
   if (p->args.forward.q.dtype == DHP_FLOAT64) {
-    dhp_float64_backward(&p->args, &p->forward.mask, executor);
+    dhp_float64_backward(&p->args, &p->forward.mask, p->forward.places.lse_pitch, executor);
     return DHP_OK;
   }
   return dhp_cpu_backward_with(kernel, &p->args, &p->forward.mask, executor, NULL);
