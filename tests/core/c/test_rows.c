@@ -84,6 +84,28 @@ static void test_invariance_over_segments(void) {
     }
 }
 
+/* A row of the second segment alone whose sum falls below the smallest number from below, beside rows of both. */
+static void test_negative_zero_over_segments(void) {
+  check_group("a row's negative zero is there beside rows that see another segment");
+  enum { SEGMENT = DHP_SEGMENT_KEYS, KEYS = SEGMENT + 201, QUERIES = 6 };
+  problem p = problem_new((shape){1, 1, 1, QUERIES, KEYS, 1, 0, 0}, DHP_FLOAT32, CONTIGUOUS);
+  p.mask = dhp_mask_band(QUERIES, KEYS, SEGMENT - 3, KEYS);
+  for (int i = 0; i < QUERIES; i++)
+    set(&p.args.q, 0, 0, i, 0, 1.0);
+  for (int j = 0; j < KEYS; j++) {
+    set(&p.args.k, 0, 0, j, 0, j == KEYS - 1 ? 10.0 : 0.0);
+    set(&p.args.v, 0, 0, j, 0, j == SEGMENT + 10 ? -0x1p-126 : 0.0);
+  }
+  for (int k = 0; k < test_kernel_count; k++) {
+    run_kernel(&test_kernels[k], &p);
+    check_row_alone(&test_kernels[k], &p, 0, 0, QUERIES - 1, 0);
+    const int is_fused = strcmp(test_kernels[k].instructions, "baseline") != 0; /* else -0 + 0 is 0 */
+    check(!is_fused || get_bits(&p.args.out, 0, 0, QUERIES - 1, 0) == 0x80000000u, "%s: no negative zero to look at",
+          test_kernels[k].instructions);
+  }
+  problem_free(&p);
+}
+
 /* ---- what a row may not see ------------------------------------------------------------------------------------ */
 
 static void test_hidden(void) {
@@ -198,6 +220,7 @@ static void test_nonfinite(void) {
 void test_rows(void) {
   test_invariance();
   test_invariance_over_segments();
+  test_negative_zero_over_segments();
   test_hidden();
   test_nonfinite();
 }
