@@ -535,7 +535,7 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"grad_out": torch.zeros(7, 4, 8)}, "grad_out: shape [7, 4, 8] differs from out's [7, 4, 16]; they must be equal"),
     ({"grad_out": torch.zeros(4, 16)}, "grad_out: rank 2; expected 3 dimensions [tokens, H, D]"),
     ({"grad_out": torch.zeros(7, 4, 16).half()}, "grad_out: dtype float16 differs from q's float32; they must agree"),
-    ({"out": torch.zeros(8, 4, 16)}, "out: shape [8, 4, 16] differs from q's [7, 4, 16] with v's head_dim 16; they must"),
+    ({"out": torch.zeros(8, 4, 16)}, "out: shape [8, 4, 16] differs from q's [7, 4, 16] with v's head_dim 16"),
     ({"out": torch.zeros(7, 4, 16).int()}, "out: dtype int32; supported: float16"),
     ({"lse": torch.zeros(7, 4)}, "lse: shape [7, 4]; expected [4, 7], one number for each query row"),
     ({"lse": torch.zeros(4, 7).half()}, "lse: dtype float16; expected float32"),

@@ -19,6 +19,7 @@ CAUSAL = {"is_causal": True, "scale": 0.3, "causal_offset": 2}
 
 def check() -> None:
     check_placements()
+    check_forms()
     check_gradients()
 
 
@@ -54,6 +55,28 @@ def check_placements() -> None:
             assert isinstance(got, DTensor) and got.shape == expected.shape
             assert not silent or got.placements == (place_q,), case
             assert same_bits(got.full_tensor(), expected), case
+
+
+def check_forms() -> None:
+    """Sinks lie as the query heads do, and v may be narrower; soft caps are numbers like others."""
+    from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor, init_device_mesh
+    from torch.distributed.tensor.debug import CommDebugMode
+
+    mesh = init_device_mesh("cpu", (PROCESSES,))
+    rng = torch.Generator().manual_seed(7)
+    q, k, v = (torch.randn(2, heads, rows, d, generator=rng) for heads, rows, d in ((4, 5, 16), (2, 7, 16), (2, 7, 8)))
+    sinks = torch.randn(4, generator=rng)
+    want, want_lse = dhp_safe_fa.attention_lse(q, k, v, softcap=3.0, sinks=sinks, **CAUSAL)
+    for placement, of_sinks in ((Shard(0), Replicate()), (Shard(1), Shard(0)), (Replicate(), Replicate())):
+        sharded = [distribute_tensor(t, mesh, [placement]) for t in (q, k, v)]
+        with CommDebugMode() as communication:
+            shared = distribute_tensor(sinks, mesh, [of_sinks])
+            before = communication.get_total_counts()
+            out, lse = dhp_safe_fa.attention_lse(*sharded, softcap=3.0, sinks=shared, **CAUSAL)
+            assert communication.get_total_counts() == before, placement
+        for got, expected in ((out, want), (lse, want_lse)):
+            assert isinstance(got, DTensor) and got.placements == (placement,)
+            assert same_bits(got.full_tensor(), expected), placement
 
 
 def check_gradients() -> None:
