@@ -27,8 +27,8 @@ from transformers import (
 )
 
 import dhp_safe_fa
-import dhp_safe_fa.integrations.transformers as integration
-from dhp_safe_fa.integrations.transformers import NAME, VisibleKeys, visible_keys
+from dhp_safe_fa.integrations.transformers import NAME, VisibleKeys, attention_forward, visible_keys
+from dhp_safe_fa.integrations.transformers import attention as interface
 
 VOCABULARY = 257
 SIZES: dict[str, Any] = {
@@ -63,7 +63,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         return dhp_safe_fa.attention(query, key, value, **options)
 
     CALLS.clear()
-    monkeypatch.setattr(integration, "attention", attention)
+    monkeypatch.setattr(interface, "attention", attention)
     with torch.no_grad():
         yield
 
@@ -205,14 +205,14 @@ def test_a_prompt_has_the_same_attention_bits_alone_and_in_a_batch(
     """Every attention output of a left-padded batch, in prefill and decoding, against the same prompt's queries, keys
     and values alone: no padding, no neighbour, no mask."""
     seen: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
-    attend = integration._attend
+    attend = interface._attend
 
     def recorded(query: Tensor, key: Tensor, value: Tensor, *rest: Any) -> Tensor:
         out = attend(query, key, value, *rest)
         seen.append((query, key, value, out))
         return out
 
-    monkeypatch.setattr(integration, "_attend", recorded)
+    monkeypatch.setattr(interface, "_attend", recorded)
     starts = [0, 5, 150, 5, 161]
     mask = padding(target, 170, [(start, 170) for start in starts])
     model.set_attn_implementation(NAME)
@@ -240,8 +240,8 @@ def test_interface_is_row_invariant(target: Target, rng: torch.Generator, length
     module = torch.nn.Module()
     mask = padding(target, longest, [(longest - length, longest) for length in lengths]).bool()
     visible = visible_keys(q_length=longest, kv_length=longest, attention_mask=mask)
-    inside, _ = integration.attention_forward(module, *batch, visible)
-    alone, _ = integration.attention_forward(module, q, k, v, visible_keys(q_length=37, kv_length=37))
+    inside, _ = attention_forward(module, *batch, visible)
+    alone, _ = attention_forward(module, q, k, v, visible_keys(q_length=37, kv_length=37))
     assert same_bits(inside[1, longest - 37 :], alone[0])
 
 
@@ -283,7 +283,8 @@ def test_sliding_window(rng: torch.Generator, length: int) -> None:
     found = {}
     for name in ("sdpa", NAME):
         mistral.set_attn_implementation(name)
-        generated = mistral.generate(ids[:1], **GENERATE, return_dict_in_generate=True, output_logits=True)
+        options = {**GENERATE, "attention_mask": torch.ones_like(ids[:1])}
+        generated = mistral.generate(ids[:1], **options, return_dict_in_generate=True, output_logits=True)
         found[name] = [mistral(ids).logits, mistral(ids, attention_mask=mask).logits[mask.bool()], *generated.logits]
     for got, want in zip(found[NAME], found["sdpa"], strict=True):
         assert_logits_agree(got, want, torch.float32)
@@ -292,11 +293,11 @@ def test_sliding_window(rng: torch.Generator, length: int) -> None:
 def test_chunk_is_refused_where_it_bites(rng: torch.Generator) -> None:
     """Its layers pass no sliding window."""
     q = torch.randn(1, 1, 9, 8)
-    visible = integration.VisibleKeys(9, 9, True, 0, None, 8)
+    visible = VisibleKeys(9, 9, True, 0, None, 8)
     module = torch.nn.Module()
     with pytest.raises(ValueError, match="chunk or window of 8 keys over 9 tokens; supported: up to 8 tokens"):
-        integration.attention_forward(module, q, q, q, visible)
-    out, _ = integration.attention_forward(module, q, q, q, visible, sliding_window=8)
+        attention_forward(module, q, q, q, visible)
+    out, _ = attention_forward(module, q, q, q, visible, sliding_window=8)
     assert out.shape == (1, 9, 1, 8)
 
 
@@ -312,18 +313,12 @@ def test_soft_cap_is_refused(rng: torch.Generator) -> None:
     [
         ({"attention_mask": torch.tensor([[1, 1, 0, 1, 1]])}, "padding between the tokens of row 0"),
         ({"attention_mask": torch.ones(1, 1, 5, 5)}, "made outside of the model"),
-        ({"position_ids": torch.tensor([[0, 1, 0, 1, 2]]), "use_cache": False}, "packed sequences"),
     ],
-    ids=["hole", "4_d", "packed"],
+    ids=["hole", "4_d"],
 )
 def test_masks_that_are_refused(rng: torch.Generator, arguments: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         small(rng)(tokens(rng, CPU, 1, 5), **arguments)
-
-
-def test_static_cache_is_refused(rng: torch.Generator) -> None:
-    with pytest.raises(ValueError, match="static cache"):
-        small(rng).generate(tokens(rng, CPU, 1, 5), cache_implementation="static", **GENERATE)
 
 
 def test_dropout_is_refused(rng: torch.Generator) -> None:
@@ -334,21 +329,21 @@ def test_dropout_is_refused(rng: torch.Generator) -> None:
         model.train()(ids)
 
 
-@pytest.mark.parametrize("option", integration.UNSUPPORTED)
+@pytest.mark.parametrize("option", [*interface.UNSUPPORTED, "cache"])
 def test_options_that_are_refused(rng: torch.Generator, option: str) -> None:
     q = torch.randn(1, 2, 5, 16, generator=rng)
     given = True if option == "output_attentions" else torch.zeros(2)
     with pytest.raises(ValueError, match=option):
-        integration.attention_forward(torch.nn.Module(), q, q, q, None, **{option: given})
+        attention_forward(torch.nn.Module(), q, q, q, None, **{option: given})
 
 
 def test_a_mask_of_another_layer_is_refused(rng: torch.Generator) -> None:
     q = torch.randn(2, 2, 5, 16, generator=rng)
     module = torch.nn.Module()
     with pytest.raises(ValueError, match="6 keys, the layer has 5 and 5"):
-        integration.attention_forward(module, q, q, q, VisibleKeys(5, 6, True, 1, None))
+        attention_forward(module, q, q, q, VisibleKeys(5, 6, True, 1, None))
     with pytest.raises(ValueError, match="1 rows for a batch of 2"):
-        integration.attention_forward(module, q, q, q, VisibleKeys(5, 5, True, 0, ((1, 5),)))
+        attention_forward(module, q, q, q, VisibleKeys(5, 5, True, 0, ((1, 5),)))
 
 
 def test_without_a_mask_the_module_says_whether_attention_is_causal(rng: torch.Generator) -> None:
@@ -357,14 +352,14 @@ def test_without_a_mask_the_module_says_whether_attention_is_causal(rng: torch.G
     module = torch.nn.Module()
     for is_causal in (True, False):
         module.is_causal = is_causal
-        out, _ = integration.attention_forward(module, q, q, q, None)
+        out, _ = attention_forward(module, q, q, q, None)
         assert same_bits(out.transpose(1, 2), dhp_safe_fa.attention(q, q, q, is_causal=is_causal))
-        with_flag, _ = integration.attention_forward(module, q, q, q, None, is_causal=not is_causal)
+        with_flag, _ = attention_forward(module, q, q, q, None, is_causal=not is_causal)
         assert same_bits(with_flag.transpose(1, 2), dhp_safe_fa.attention(q, q, q, is_causal=not is_causal))
     module.is_causal = True
-    decoded, _ = integration.attention_forward(module, q[:, :, :1], k, k, None)
+    decoded, _ = attention_forward(module, q[:, :, :1], k, k, None)
     assert same_bits(decoded.transpose(1, 2), dhp_safe_fa.attention(q[:, :, :1], k, k))
     with pytest.raises(ValueError, match="5 queries stand among 9 keys"):
-        integration.attention_forward(module, q, k, k, None)
+        attention_forward(module, q, k, k, None)
     with pytest.raises(ValueError, match="window of 8 keys over 9"):
-        integration.attention_forward(module, q[:, :, :1], k, k, None, sliding_window=8)
+        attention_forward(module, q[:, :, :1], k, k, None, sliding_window=8)

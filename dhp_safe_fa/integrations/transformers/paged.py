@@ -1,0 +1,131 @@
+"""Continuous batching of transformers (generate_batch and its managers) over its paged cache.
+
+    with serving(model):
+        results = model.generate_batch(prompts, generation_config=...)
+
+transformers packs what is left of each request's tokens into one row, hands over the cache of all layers, and says
+where each request begins among queries and keys. Lengths, and which page a request has, are public.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+from transformers.masking_utils import causal_mask_function
+
+from dhp_safe_fa._ops import attention_varlen
+from dhp_safe_fa.integrations.transformers.attention import operator_options, refuse_unsupported
+from dhp_safe_fa.integrations.transformers.masks import NAME, MaskFunction, Pattern, pattern_of, refuse, refuse_window
+
+# transformers takes a name with "flash" in it for attention over packed requests, without a mask of its making, and
+# with the digits 2 or 3 behind it for the libraries of these versions.
+PAGED_NAME = "dhp_flash_paged"
+
+# The CPU kernels add up keys in groups of so many from a call's first key on (DHP_CPU_TILE_K in csrc/cpu/tile.h), so a
+# row's bits depend on where these begin.
+GROUP = 96
+
+
+@contextmanager
+def serving(model: PreTrainedModel) -> Iterator[PreTrainedModel]:
+    """Within the block the model's generate_batch, and managers of continuous batching, run through dhp.
+
+    Args:
+        model: with attn_implementation="dhp", on the CPU. Other calls of it are refused within the block.
+
+    Raises:
+        ValueError: another model. What the requests ask for and is not served is in their results, as their error.
+    """
+    before = model.config._attn_implementation
+    if before != NAME:
+        refuse(f"the model has attn_implementation={before!r}; load it with {NAME!r} to serve it")
+    if model.device.type != "cpu":
+        refuse(f"continuous batching on {model.device.type}, where attention_varlen is not; supported: the CPU")
+    # Not set_attn_implementation, which looks for a library behind a name with "flash" in it.
+    model.config._attn_implementation = PAGED_NAME
+    try:
+        yield model
+    finally:
+        model.config._attn_implementation = before
+
+
+def pattern_of_requests(
+    *,
+    mask_function: MaskFunction = causal_mask_function,
+    local_size: int | None = None,
+    allow_is_causal_skip: bool = True,
+    allow_is_bidirectional_skip: bool = False,
+    **_options: object,
+) -> Pattern:
+    """transformers' mask interface, of which only the pattern counts here: arguments as of :func:`visible_keys`."""
+    return pattern_of(mask_function, local_size, allow_is_causal_skip, allow_is_bidirectional_skip)
+
+
+def paged_attention_forward(
+    module: torch.nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Pattern,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    sliding_window: int | None = None,
+    cache: Any = None,
+    **options: Any,
+) -> tuple[Tensor, None]:
+    """transformers' attention interface: writes keys and values into the cache, and attends to all of each request.
+
+    Args:
+        query: [1, Hq, tokens, D], request behind request.
+        key, value: [1, Hk, tokens, D], of these tokens.
+        attention_mask: of :func:`pattern_of_requests`.
+        scaling: factor of the scores; 1/sqrt(D) by default.
+        sliding_window: what tells a window from a chunk, of which attention_mask has the size.
+        cache: transformers' PagedAttentionCache; returns keys and values of all requests, the cached ones in front.
+
+    Returns:
+        [1, tokens, Hq, D], and None in place of attention weights.
+
+    Raises:
+        ValueError: an option or a mask that is not served. RuntimeError: from :func:`dhp_safe_fa.attention_varlen`.
+    """
+    refuse_unsupported(dropout, options)
+    if cache is None:
+        refuse("a call without a paged cache within `with serving(model):`; supported: generate_batch")
+    if not isinstance(attention_mask, Pattern) or not attention_mask.is_causal:
+        refuse("continuous batching without a causal mask")
+    if attention_mask.window not in (None, sliding_window):
+        refuse_window(attention_mask.window, query.shape[2])
+    key, value = cache.update(key_states=key, value_states=value, layer_idx=module.layer_idx, kwargs=options)
+    q, k, v = (t[0].transpose(0, 1) for t in (query, key, value))  # [tokens, H, D]
+    begins_q, begins_k, longest_k = (options[name] for name in ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_k"))
+    if attention_mask.window is not None:
+        rows, begins_k = _whole_groups(begins_q, begins_k, options.get("position_ids"))
+        k, v, longest_k = k[rows], v[rows], int(begins_k.diff().max())
+    common = operator_options(True, scaling, attention_mask.window)
+    return attention_varlen(q, k, v, begins_q, begins_k, options["max_length_q"], longest_k, **common)[None], None
+
+
+def _whole_groups(begins_q: Tensor, begins_k: Tensor, position_ids: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Of a cache that keeps a window: which rows of k to take, and where each request begins among them.
+
+    Each request gets as many keys more in front, which the window hides, as there are between its first key and the
+    group of that key. So its bits do not depend on where the scheduler has cut its prompt.
+    """
+    if position_ids is None:
+        refuse("a sliding window in a layer that is not given position_ids; supported: models whose layers are")
+    lengths_q, lengths_k = begins_q.diff(), begins_k.diff()
+    # Under torch.compile there are requests of no length behind the last token.
+    first_query = begins_q[:-1].long().clamp(max=position_ids.numel() - 1)
+    first_key = position_ids.flatten()[first_query] - (lengths_k - lengths_q)
+    front = first_key % GROUP
+    lengths = lengths_k + front
+    begins = torch.nn.functional.pad(lengths.cumsum(0), (1, 0)).int()
+    first = begins_k[:-1].repeat_interleave(lengths)
+    rows = torch.arange(int(begins[-1])) - (begins[:-1] + front - begins_k[:-1]).repeat_interleave(lengths)
+    return rows.maximum(first), begins

@@ -1,0 +1,100 @@
+"""Small models with random weights, and the attention of every layer as it is called."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from transformers import (
+    AttentionInterface,
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+)
+
+from dhp_safe_fa.integrations.transformers import NAME, attention_forward
+
+VOCABULARY, WINDOW = 257, 21
+SIZES: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 128,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    # Larger than usual, so that attention is not nearly uniform and the logits are far apart.
+    "initializer_range": 0.1,
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "pad_token_id": None,
+    "attn_implementation": NAME,
+}
+# Full attention, a window in every layer, and a window in every other.
+MODELS: dict[str, Any] = {
+    "llama": lambda: LlamaForCausalLM(LlamaConfig(**SIZES)),
+    "mistral": lambda: MistralForCausalLM(MistralConfig(**SIZES, sliding_window=WINDOW)),
+    "gemma2": lambda: gemma2(attn_logit_softcapping=None),
+}
+GREEDY: dict[str, Any] = {"max_new_tokens": 12, "do_sample": False}
+
+
+def gemma2(**options: Any) -> Gemma2ForCausalLM:
+    return Gemma2ForCausalLM(Gemma2Config(**SIZES, head_dim=32, sliding_window=WINDOW, **options))
+
+
+def build(name: str, rng: torch.Generator, dtype: torch.dtype = torch.float32) -> Any:
+    with torch.random.fork_rng():
+        torch.manual_seed(int(torch.randint(2**31, (1,), generator=rng)))
+        return MODELS[name]().eval().to(dtype)
+
+
+def window_of(layer: torch.nn.Module) -> tuple[int, int]:
+    """Of a layer's attention, as the operators take it."""
+    size = getattr(layer, "sliding_window", getattr(layer.config, "sliding_window", None))
+    return (-1, -1) if size is None else (int(size) - 1, 0)
+
+
+def prompts(rng: torch.Generator, *lengths: int) -> list[list[int]]:
+    return [torch.randint(VOCABULARY, (length,), generator=rng).tolist() for length in lengths]
+
+
+def alone(model: Any, prompt: list[int]) -> list[int]:
+    """The prompt's greedy tokens by generate()."""
+    ids = torch.tensor([prompt])
+    text: Tensor = model.generate(ids, attention_mask=torch.ones_like(ids), pad_token_id=0, **GREEDY)
+    return text[0, len(prompt) :].tolist()
+
+
+class Seen(NamedTuple):
+    """A call of attention_forward: of which layer, with what, and its result, [B, Hq, Sq, D]."""
+
+    layer: torch.nn.Module
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    out: Tensor
+
+
+@contextmanager
+def recorded() -> Iterator[list[Seen]]:
+    """The calls of every model within the block."""
+    seen: list[Seen] = []
+
+    def recorder(layer: torch.nn.Module, query: Tensor, key: Tensor, value: Tensor, *rest: Any, **options: Any) -> Any:
+        out, weights = attention_forward(layer, query, key, value, *rest, **options)
+        # A static cache writes into the same keys later.
+        seen.append(Seen(layer, query, key.clone(), value.clone(), out.transpose(1, 2)))
+        return out, weights
+
+    AttentionInterface.register(NAME, recorder)
+    try:
+        yield seen
+    finally:
+        AttentionInterface.register(NAME, attention_forward)

@@ -1,0 +1,223 @@
+"""Continuous batching: each request has the attention, bit for bit, that it has alone, however the scheduler cuts its
+prompt and whomever it shares a forward pass with; and its greedy tokens are those of generate()."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from harness import same_bits
+from small_models import GREEDY, MODELS, WINDOW, alone, build, gemma2, prompts, window_of
+from torch import Tensor
+from transformers import AttentionInterface, CompileConfig
+from transformers.generation import ContinuousBatchingConfig, GenerationConfig
+from transformers.generation.continuous_batching.input_outputs import ContinuousBatchingIOs
+from transformers.masking_utils import create_causal_mask
+
+import dhp_safe_fa
+from dhp_safe_fa.integrations.transformers import NAME, PAGED_NAME, serving
+from dhp_safe_fa.integrations.transformers.paged import _whole_groups, paged_attention_forward
+
+# Shorter than the window, longer than it, and longer than the CPU kernels' groups of keys.
+LENGTHS = (3, 150, 40, 1, 77)
+# All prompts in one forward pass; or most of them cut, beside requests that are decoding.
+TOGETHER, CUT = 512, 33
+
+
+def generate_batch(model: Any, requests: list[list[int]], tokens_at_a_time: int = TOGETHER, **options: Any) -> Any:
+    config = ContinuousBatchingConfig(num_blocks=64, page_size=16, max_batch_tokens=tokens_at_a_time, **options)
+    generation = GenerationConfig(eos_token_id=-1, **GREEDY)
+    results = model.generate_batch(requests, generation_config=generation, continuous_batching_config=config)
+    return list(results.values())
+
+
+class Request:
+    """What a layer was given for a request, forward pass by forward pass, and what came out: [1, H, tokens, D]."""
+
+    def __init__(self) -> None:
+        self.parts: list[tuple[Tensor, ...]] = []
+
+    def whole(self) -> tuple[Tensor, ...]:
+        return tuple(torch.cat(parts, dim=2) for parts in zip(*self.parts, strict=True))
+
+
+@pytest.fixture
+def requests_of(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """By layer, then by request; and how many requests each forward pass had."""
+    layers: dict[torch.nn.Module, dict[str, Request]] = {}
+    batches: list[list[str]] = []
+    prepare = ContinuousBatchingIOs.prepare_batch_tensors
+
+    def prepared(self: Any, requests_in_batch: Any, *rest: Any, **options: Any) -> None:
+        batches.append([request.state.request_id for request in requests_in_batch])
+        prepare(self, requests_in_batch, *rest, **options)
+
+    def recorder(layer: torch.nn.Module, query: Tensor, key: Tensor, value: Tensor, *rest: Any, **options: Any) -> Any:
+        out, weights = paged_attention_forward(layer, query, key, value, *rest, **options)
+        begins = options["cu_seq_lens_q"].tolist()
+        for i, request in enumerate(batches[-1]):
+            span = slice(begins[i], begins[i + 1])
+            parts = tuple(t[:, :, span] for t in (query, key, value, out.transpose(1, 2)))
+            layers.setdefault(layer, {}).setdefault(request, Request()).parts.append(parts)
+        return out, weights
+
+    monkeypatch.setattr(ContinuousBatchingIOs, "prepare_batch_tensors", prepared)
+    registered = AttentionInterface()[PAGED_NAME]
+    AttentionInterface.register(PAGED_NAME, recorder)
+    yield layers, batches
+    AttentionInterface.register(PAGED_NAME, registered)
+
+
+def have_the_bits_they_have_alone(layers: dict[torch.nn.Module, dict[str, Request]]) -> bool:
+    """Every row of every request, against one call for all of its tokens."""
+    same = []
+    for layer, requests in layers.items():
+        for request in requests.values():
+            q, k, v, out = request.whole()
+            options: Any = {"scale": layer.scaling, "window": window_of(layer)}
+            same.append(same_bits(out, dhp_safe_fa.attention(q, k, v, is_causal=True, **options)))
+    return all(same)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("tokens_at_a_time", [TOGETHER, CUT])
+@pytest.mark.parametrize("name", MODELS)
+def test_attention_is_that_of_each_request_alone(
+    name: str, tokens_at_a_time: int, dtype: torch.dtype, rng: torch.Generator, requests_of: Any
+) -> None:
+    model, texts = build(name, rng, dtype), prompts(rng, *LENGTHS)
+    with serving(model):
+        results = generate_batch(model, texts, tokens_at_a_time)
+    layers, batches = requests_of
+    assert len(layers) == 2 and max(map(len, batches)) == 5
+    for requests in layers.values():
+        assert sorted(request.whole()[0].shape[2] for request in requests.values()) == sorted(n + 11 for n in LENGTHS)
+    cut = max(len(request.parts) for requests in layers.values() for request in requests.values()) > 12
+    assert cut == (tokens_at_a_time == CUT)
+    assert have_the_bits_they_have_alone(layers)
+    if dtype == torch.float32:
+        assert [result.generated_tokens for result in results] == [alone(model, text) for text in texts]
+
+
+def without_window(*args: Any, **options: Any) -> Tensor:
+    return dhp_safe_fa.attention_varlen(*args, **{**options, "window": (-1, -1)})
+
+
+def as_one_sequence(q: Tensor, k: Tensor, v: Tensor, *lengths: Any, **options: Any) -> Tensor:
+    begins_q, begins_k = (torch.tensor([0, t.shape[0]], dtype=torch.int32) for t in (q, k))
+    return dhp_safe_fa.attention_varlen(q, k, v, begins_q, begins_k, q.shape[0], k.shape[0], **options)
+
+
+def where_they_lie(*lengths: Any) -> Any:
+    """No whole groups of keys."""
+    return torch.arange(int(lengths[1][-1])), lengths[1]
+
+
+@pytest.mark.parametrize(
+    ("what", "wrong"),
+    [("attention_varlen", without_window), ("attention_varlen", as_one_sequence), ("_whole_groups", where_they_lie)],
+)
+def test_a_wrong_call_is_found(
+    what: str, wrong: Any, rng: torch.Generator, requests_of: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or the comparison above shows nothing: windows, lengths and groups of keys each change some bits."""
+    monkeypatch.setattr(f"{paged_attention_forward.__module__}.{what}", wrong)
+    model, texts = build("mistral", rng), prompts(rng, *LENGTHS)
+    with serving(model):
+        generate_batch(model, texts, CUT)
+    assert not have_the_bits_they_have_alone(requests_of[0])
+
+
+def test_pages_that_requests_share(rng: torch.Generator) -> None:
+    """Prompts with a beginning in common: transformers computes it once."""
+    model = build("llama", rng)
+    [begin] = prompts(rng, 64)
+    texts = [begin + end for end in prompts(rng, 5, 9, 30)]
+    with serving(model):
+        results = generate_batch(model, [[*begin, 1], *texts], 128)
+    assert [result.generated_tokens for result in results[1:]] == [alone(model, text) for text in texts]
+
+
+def test_compiled(rng: torch.Generator) -> None:
+    """Attention is left out of the graphs. transformers then fills batches up to a few sizes."""
+    torch.compiler.reset()
+    model, texts = build("mistral", rng), prompts(rng, 3, 50)
+    config = CompileConfig(backend="aot_eager", mode=None, fullgraph=False, dynamic=True)
+    with serving(model):
+        results = generate_batch(model, texts, 64, varlen_compile_config=config)
+    assert [result.generated_tokens for result in results] == [alone(model, text) for text in texts]
+
+
+@pytest.fixture
+def secure() -> Iterator[None]:
+    dhp_safe_fa.set_policy("secure")
+    yield
+    dhp_safe_fa.set_policy(None)
+
+
+@pytest.mark.usefixtures("secure")
+def test_secure(rng: torch.Generator) -> None:
+    """A policy that is set for the process reaches the thread in which transformers generates."""
+    model, texts = build("llama", rng), prompts(rng, 3, 50)
+    with serving(model):
+        results = generate_batch(model, texts)
+    assert [result.generated_tokens for result in results] == [alone(model, text) for text in texts]
+    model.set_attn_implementation("sdpa")
+    assert "policy('secure'): attn_mask" in generate_batch(model, texts)[0].error
+
+
+# ---- refused --------------------------------------------------------------------------------------------------------
+
+
+def test_a_soft_cap_is_refused(rng: torch.Generator) -> None:
+    """In the results: transformers catches what its thread raises."""
+    model = gemma2(attn_logit_softcapping=20.0).eval()
+    with serving(model):
+        results = generate_batch(model, prompts(rng, 3, 5))
+    assert all("soft cap" in result.error and result.generated_tokens == [] for result in results)
+
+
+def test_models_that_are_refused(rng: torch.Generator) -> None:
+    model = build("llama", rng)
+    model.set_attn_implementation("sdpa")
+    with pytest.raises(ValueError, match="attn_implementation='sdpa'; load it with 'dhp'"), serving(model):
+        pass
+    model.set_attn_implementation(NAME)
+    with pytest.raises(ValueError, match="continuous batching on meta"), serving(model.to("meta")):
+        pass
+
+
+def test_other_calls_are_refused(rng: torch.Generator) -> None:
+    """And the model is as before behind the block, also if something fails in it."""
+    model, ids = build("llama", rng), torch.tensor(prompts(rng, 5))
+    before = model(ids).logits
+    with pytest.raises(ValueError, match="without a paged cache"), serving(model):
+        model(ids)
+    assert same_bits(model(ids).logits, before)
+    with pytest.raises(ValueError, match="not supported for continuous batching"):
+        generate_batch(model, ids.tolist(), auto_switch_to_flash=False)
+
+
+def test_masks_that_are_refused(rng: torch.Generator) -> None:
+    model = build("mistral", rng)
+    inputs: Any = {"inputs_embeds": torch.empty(1, 9, 8), "attention_mask": None, "past_key_values": None}
+    with serving(model):
+        with pytest.raises(ValueError, match="custom mask"):
+            create_causal_mask(model.config, **inputs, or_mask_function=lambda b, h, q, k: k < 3)
+        model.config.is_causal = False
+        everything = create_causal_mask(model.config, **inputs)
+    q = torch.randn(1, 4, 9, 32, generator=rng)
+    layer = model.model.layers[0].self_attn
+    with pytest.raises(ValueError, match="without a causal mask"):
+        paged_attention_forward(layer, q, q, q, everything, cache=object())
+    windowed = everything._replace(is_causal=True, window=WINDOW)
+    with pytest.raises(ValueError, match=f"chunk or window of {WINDOW} keys"):
+        paged_attention_forward(layer, q, q, q, windowed, cache=object())
+
+
+def test_a_window_without_positions_is_refused() -> None:
+    begins = torch.tensor([0, 5], dtype=torch.int32)
+    with pytest.raises(ValueError, match="not given position_ids"):
+        _whole_groups(begins, begins, None)

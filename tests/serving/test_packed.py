@@ -1,0 +1,179 @@
+"""Packed sequences in one forward pass: each has, bit for bit, the attention that it has alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from harness import same_bits
+from small_models import MODELS, VOCABULARY, WINDOW, build, recorded, window_of
+from torch import Tensor
+from transformers.masking_utils import create_causal_mask, create_chunked_causal_mask
+
+import dhp_safe_fa
+from dhp_safe_fa.integrations.transformers import attention as interface
+from dhp_safe_fa.integrations.transformers import masks
+
+# Shorter and longer than the window; the rows of a batch are packed each in its own way.
+ROWS = [[1, 40, 7, 62, 20], [100, 30]]
+
+
+def positions(rows: list[list[int]]) -> Tensor:
+    return torch.stack([torch.cat([torch.arange(length) for length in row]) for row in rows])
+
+
+def tokens(rng: torch.Generator, batch: int, length: int) -> Tensor:
+    return torch.randint(VOCABULARY, (batch, length), generator=rng)
+
+
+def spans(row: list[int]) -> list[slice]:
+    ends = [0, *torch.tensor(row).cumsum(0).tolist()]
+    return [slice(start, stop) for start, stop in pairwise(ends)]
+
+
+@pytest.fixture
+def counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The operators that were called."""
+    calls: list[str] = []
+
+    def count(name: str) -> Callable[..., Tensor]:
+        function = getattr(dhp_safe_fa, name)
+        return lambda *args, **options: calls.append(name) or function(*args, **options)
+
+    for name in ("attention", "attention_varlen"):
+        monkeypatch.setattr(interface, name, count(name))
+    return calls
+
+
+def assert_each_as_alone(seen: Any, rows: list[list[int]]) -> None:
+    for layer, query, key, value, out in seen:
+        for b, row in enumerate(rows):
+            for span in spans(row):
+                q, k, v = (t[b : b + 1, :, span] for t in (query, key, value))
+                alone = dhp_safe_fa.attention(q, k, v, is_causal=True, scale=layer.scaling, window=window_of(layer))
+                assert same_bits(out[b : b + 1, :, span], alone)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", MODELS)
+def test_position_ids_that_restart(name: str, dtype: torch.dtype, rng: torch.Generator, counted: list[str]) -> None:
+    model, ids = build(name, rng, dtype), tokens(rng, 2, 130)
+    with torch.no_grad(), recorded() as seen:
+        logits = model(ids, position_ids=positions(ROWS), use_cache=False).logits
+    assert counted == ["attention_varlen"] * 2, "one call in each of the two layers"
+    assert_each_as_alone(seen, ROWS)
+    with torch.no_grad():
+        for b, row in enumerate(ROWS):
+            for span in spans(row):
+                alone = model(ids[b : b + 1, span], use_cache=False).logits[0]
+                error = float((logits[b, span] - alone).norm() / alone.norm())
+                assert error < (1e-5 if dtype == torch.float32 else 4e-2)
+
+
+def test_a_window_and_the_sequences_matter(rng: torch.Generator) -> None:
+    """Or the comparisons above show nothing: without either some rows have other bits."""
+    model, ids = build("mistral", rng), tokens(rng, 1, 130)
+    with torch.no_grad(), recorded() as seen:
+        model(ids, position_ids=positions(ROWS[:1]), use_cache=False)
+    layer, query, key, value, out = seen[0]
+    whole = dhp_safe_fa.attention(query, key, value, is_causal=True, scale=layer.scaling, window=window_of(layer))
+    assert same_bits(whole[:, :, :1], out[:, :, :1]) and not same_bits(whole, out)
+    long = spans(ROWS[0])[3]
+    q, k, v = (t[:, :, long] for t in (query, key, value))
+    unbounded = dhp_safe_fa.attention(q, k, v, is_causal=True, scale=layer.scaling)
+    assert same_bits(unbounded[:, :, :WINDOW], out[:, :, long][:, :, :WINDOW])
+    assert not same_bits(unbounded, out[:, :, long])
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("with_positions", [True, False])
+def test_cu_seq_lens(name: str, with_positions: bool, rng: torch.Generator, counted: list[str]) -> None:
+    """What transformers' collator for packed sequences hands to the model."""
+    model, ids, row = build(name, rng), tokens(rng, 1, 130), ROWS[:1]
+    begins = torch.tensor([0, *torch.tensor(row[0]).cumsum(0).tolist()], dtype=torch.int32)
+    lengths = {"cu_seq_lens_q": begins, "cu_seq_lens_k": begins, "max_length_q": 62, "max_length_k": 62}
+    with torch.no_grad(), recorded() as seen:
+        model(ids, position_ids=positions(row) if with_positions else None, use_cache=False, **lengths)
+    assert counted == ["attention_varlen"] * 2
+    assert_each_as_alone(seen, row)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_gradients(name: str, rng: torch.Generator, counted: list[str]) -> None:
+    """One call for each sequence; the loss over all of them has the gradients of their losses alone, added up."""
+    model, ids = build(name, rng).train(), tokens(rng, 2, 130)
+
+    def loss(logits: Tensor) -> Tensor:
+        return logits.square().sum() / 1e4
+
+    with recorded() as seen:
+        loss(model(ids, position_ids=positions(ROWS), use_cache=False).logits).backward()
+    assert counted == ["attention"] * (2 * 7)
+    assert_each_as_alone(seen, ROWS)
+    together = [parameter.grad.clone() for parameter in model.parameters()]
+    model.zero_grad()
+    for b, row in enumerate(ROWS):
+        for span in spans(row):
+            loss(model(ids[b : b + 1, span], use_cache=False).logits).backward()
+    for grad, parameter in zip(together, model.parameters(), strict=True):
+        assert float((grad - parameter.grad).norm() / parameter.grad.norm()) < 1e-4
+
+
+# ---- refused --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("lengths", "options", "words"),
+    [
+        ([0, 5, 9], {}, r"begin and end at \[0, 5, 9\]; supported: ascending, from 0 to all 10"),
+        ([0, 7, 5, 10], {}, "supported: ascending"),
+        ([0, 5, 10], {"cu_seq_lens_k": torch.tensor([0, 6, 10])}, "cu_seq_lens_k differs"),
+        ([0, 5, 10], {"position_ids": positions([[4, 6]])}, r"is \[0, 5, 10\], but by position_ids it is \[0, 4, 10\]"),
+        ([0, 5, 10], {"attention_mask": torch.tensor([[0] + [1] * 9])}, "with padding or a cache"),
+    ],
+    ids=["short", "descending", "keys", "positions", "padding"],
+)
+def test_lengths_that_are_refused(
+    lengths: list[int], options: dict[str, Any], words: str, rng: torch.Generator
+) -> None:
+    with pytest.raises(ValueError, match=words):
+        build("llama", rng)(tokens(rng, 1, 10), use_cache=False, cu_seq_lens_q=torch.tensor(lengths), **options)
+
+
+def test_custom_masks_are_refused(rng: torch.Generator) -> None:
+    """Alone, over packed sequences, and where tokens see later ones of their block."""
+    config = build("mistral", rng).config
+    config.attention_chunk_size = 4
+    options: dict[str, Any] = {"inputs_embeds": torch.empty(1, 10, 8), "attention_mask": None, "past_key_values": None}
+    packed = {**options, "position_ids": positions([[4, 6]])}
+    masks_of_transformers: list[tuple[Callable[..., Any], dict[str, Any], str]] = [
+        (create_causal_mask, {**options, "or_mask_function": lambda b, h, q, k: k < 3}, "or_masks"),
+        (create_causal_mask, {**options, "and_mask_function": lambda b, h, q, k: k < 3}, "lambda"),
+        (create_causal_mask, {**packed, "or_mask_function": lambda b, h, q, k: k < 3}, "or_masks"),
+        (create_causal_mask, {**options, "block_sequence_ids": torch.zeros(1, 10, dtype=torch.int64)}, "or_masks"),
+        (create_chunked_causal_mask, packed, "chunked_overlay"),
+    ]
+    for create, arguments, words in masks_of_transformers:
+        with pytest.raises(ValueError, match=f"custom mask .*{words}"):
+            create(config, **arguments)
+    assert create_causal_mask(config, **packed).packed == (0, 4, 10)
+
+
+def test_without_a_cache_torch_compile_is_refused(rng: torch.Generator) -> None:
+    torch.compiler.reset()
+    model = torch.compile(build("llama", rng), backend="aot_eager", fullgraph=True)
+    with pytest.raises(Exception, match="pass use_cache=True"), torch.no_grad():
+        model(tokens(rng, 1, 10), use_cache=False)
+
+
+def test_bidirectional_packed_sequences() -> None:
+    """Which models without a causal mask describe as bidirectional and packed."""
+    from transformers.masking_utils import and_masks, bidirectional_mask_function, packed_sequence_mask_function
+
+    numbers = torch.tensor([[0, 0, 1, 1, 1]])
+    mask = and_masks(bidirectional_mask_function, packed_sequence_mask_function(numbers))
+    visible = masks.visible_keys(q_length=5, kv_length=5, mask_function=mask, allow_is_causal_skip=False)
+    assert (visible.is_causal, visible.window, visible.packed) == (False, None, (0, 2, 5))
