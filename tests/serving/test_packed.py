@@ -88,6 +88,33 @@ def test_a_window_and_the_sequences_matter(rng: torch.Generator) -> None:
     assert not same_bits(unbounded, out[:, :, long])
 
 
+def layers_of(model: Any, ids: Tensor, positions: Tensor) -> list[tuple[torch.nn.Module, Tensor, Tensor]]:
+    """Every layer that has no others in it, in the order of their calls, with what it was given and what it gave."""
+    calls: list[tuple[torch.nn.Module, Tensor, Tensor]] = []
+    leaves = [module for module in model.modules() if not list(module.children())]
+    hooks = [leaf.register_forward_hook(lambda *call: calls.append((call[0], call[1][0], call[2]))) for leaf in leaves]
+    with torch.no_grad():
+        model(ids, position_ids=positions, use_cache=False)
+    for hook in hooks:
+        hook.remove()
+    return calls
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_only_matrix_products_round_differently(dtype: torch.dtype, rng: torch.Generator) -> None:
+    """Where a sequence first has other bits than alone, a linear layer made them out of the same ones: in which order
+    torch adds up products depends on their number of rows."""
+    model, ids = build("llama", rng, dtype), tokens(rng, 1, 130)
+    packed = layers_of(model, ids, positions(ROWS[:1]))
+    for span in spans(ROWS[0]):
+        alone = layers_of(model, ids[:, span], positions([[span.stop - span.start]]))
+        for (layer, given, gave), (same_layer, given_packed, gave_packed) in zip(alone, packed, strict=True):
+            assert layer is same_layer
+            if isinstance(gave, Tensor) and not same_bits(gave, gave_packed[:, span]):
+                assert isinstance(layer, torch.nn.Linear) and same_bits(given, given_packed[:, span])
+                break
+
+
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("with_positions", [True, False])
 def test_cu_seq_lens(name: str, with_positions: bool, rng: torch.Generator, counted: list[str]) -> None:
