@@ -26,11 +26,13 @@ LENGTHS = (3, 150, 40, 1, 77)
 TOGETHER, CUT = 512, 33
 
 
-def generate_batch(model: Any, requests: list[list[int]], tokens_at_a_time: int = TOGETHER, **options: Any) -> Any:
+def generate_batch(
+    model: Any, requests: list[list[int]], tokens_at_a_time: int = TOGETHER, warmup: bool = True, **options: Any
+) -> Any:
     config = ContinuousBatchingConfig(num_blocks=64, page_size=16, max_batch_tokens=tokens_at_a_time, **options)
     generation = GenerationConfig(eos_token_id=-1, **GREEDY)
-    results = model.generate_batch(requests, generation_config=generation, continuous_batching_config=config)
-    return list(results.values())
+    configs: Any = {"generation_config": generation, "continuous_batching_config": config}
+    return list(model.generate_batch(requests, **configs, warmup=warmup).values())
 
 
 class Request:
@@ -146,7 +148,7 @@ def test_compiled(rng: torch.Generator) -> None:
     model, texts = build("mistral", rng), prompts(rng, 3, 50)
     config = CompileConfig(backend="aot_eager", mode=None, fullgraph=False, dynamic=True)
     with serving(model):
-        results = generate_batch(model, texts, 64, varlen_compile_config=config)
+        results = generate_batch(model, texts, 64, warmup=False, varlen_compile_config=config)
     assert [result.generated_tokens for result in results] == [alone(model, text) for text in texts]
 
 

@@ -116,14 +116,17 @@ def test_only_matrix_products_round_differently(dtype: torch.dtype, rng: torch.G
 
 
 @pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("with_positions", [True, False])
-def test_cu_seq_lens(name: str, with_positions: bool, rng: torch.Generator, counted: list[str]) -> None:
-    """What transformers' collator for packed sequences hands to the model."""
+@pytest.mark.parametrize(("with_positions", "with_cache"), [(True, False), (True, True), (False, False)])
+def test_cu_seq_lens(
+    name: str, with_positions: bool, with_cache: bool, rng: torch.Generator, counted: list[str]
+) -> None:
+    """What transformers' collator for packed sequences hands to the model. With a new cache, which models make if not
+    told otherwise, transformers does not look at positions."""
     model, ids, row = build(name, rng), tokens(rng, 1, 130), ROWS[:1]
     begins = torch.tensor([0, *torch.tensor(row[0]).cumsum(0).tolist()], dtype=torch.int32)
     lengths = {"cu_seq_lens_q": begins, "cu_seq_lens_k": begins, "max_length_q": 62, "max_length_k": 62}
     with torch.no_grad(), recorded() as seen:
-        model(ids, position_ids=positions(row) if with_positions else None, use_cache=False, **lengths)
+        model(ids, position_ids=positions(row) if with_positions else None, use_cache=with_cache, **lengths)
     assert counted == ["attention_varlen"] * 2
     assert_each_as_alone(seen, row)
 

@@ -21,16 +21,15 @@ UNSUPPORTED = {
 }
 
 
-def refuse_unsupported(dropout: float, options: dict[str, Any]) -> None:
+def operator_options(
+    is_causal: bool, window: int | None, scaling: float | None, dropout: float, options: dict[str, Any]
+) -> dict[str, Any]:
+    """What every call of the operators for a layer has in common; refuses what they have no option for."""
     for name, meaning in UNSUPPORTED.items():
         if options.get(name) is not None and options[name] is not False:
             refuse(f"{meaning} ({name}) is not supported; use 'sdpa' or 'eager' for this model")
     if dropout > 0:
         refuse(f"dropout {dropout:g}; supported: 0 (call model.eval())")
-
-
-def operator_options(is_causal: bool, scaling: float | None, window: int | None) -> dict[str, Any]:
-    """What every call of the operators for a layer has in common."""
     return {"is_causal": is_causal, "scale": scaling, "window": (-1, -1) if window is None else (window - 1, 0)}
 
 
@@ -66,7 +65,6 @@ def attention_forward(
     Raises:
         ValueError: an option or a mask that is not served. RuntimeError: from the operators.
     """
-    refuse_unsupported(dropout, options)
     if options.get("cache") is not None:
         refuse("a paged cache (cache); supported: generate_batch within `with serving(model):`")
     if attention_mask is None:
@@ -82,7 +80,7 @@ def attention_forward(
             f"the mask is for {attention_mask.queries} queries and {attention_mask.keys} keys, "
             f"the layer has {query.shape[2]} and {key.shape[2]}"
         )
-    common = operator_options(attention_mask.is_causal, scaling, attention_mask.window)
+    common = operator_options(attention_mask.is_causal, attention_mask.window, scaling, dropout, options)
     if attention_mask.packed is not None:
         return _attend_packed(query, key, value, attention_mask.packed, common), None
     return _attend(query, key, value, attention_mask, common).transpose(1, 2).contiguous(), None

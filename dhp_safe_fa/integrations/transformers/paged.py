@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 from transformers.masking_utils import causal_mask_function
 
 from dhp_safe_fa._ops import attention_varlen
-from dhp_safe_fa.integrations.transformers.attention import operator_options, refuse_unsupported
+from dhp_safe_fa.integrations.transformers.attention import operator_options
 from dhp_safe_fa.integrations.transformers.masks import NAME, MaskFunction, Pattern, pattern_of, refuse, refuse_window
 
 # transformers takes a name with "flash" in it for attention over packed requests, without a mask of its making, and
@@ -94,20 +94,19 @@ def paged_attention_forward(
     Raises:
         ValueError: an option or a mask that is not served. RuntimeError: from :func:`dhp_safe_fa.attention_varlen`.
     """
-    refuse_unsupported(dropout, options)
     if cache is None:
         refuse("a call without a paged cache within `with serving(model):`; supported: generate_batch")
     if not isinstance(attention_mask, Pattern) or not attention_mask.is_causal:
         refuse("continuous batching without a causal mask")
     if attention_mask.window not in (None, sliding_window):
         refuse_window(attention_mask.window, query.shape[2])
+    common = operator_options(True, attention_mask.window, scaling, dropout, options)
     key, value = cache.update(key_states=key, value_states=value, layer_idx=module.layer_idx, kwargs=options)
     q, k, v = (t[0].transpose(0, 1) for t in (query, key, value))  # [tokens, H, D]
     begins_q, begins_k, longest_k = (options[name] for name in ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_k"))
     if attention_mask.window is not None:
         rows, begins_k = _whole_groups(begins_q, begins_k, options.get("position_ids"))
         k, v, longest_k = k[rows], v[rows], int(begins_k.diff().max())
-    common = operator_options(True, scaling, attention_mask.window)
     return attention_varlen(q, k, v, begins_q, begins_k, options["max_length_q"], longest_k, **common)[None], None
 
 
