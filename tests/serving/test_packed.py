@@ -192,11 +192,19 @@ def test_custom_masks_are_refused(rng: torch.Generator) -> None:
     assert create_causal_mask(config, **packed).packed == (0, 4, 10)
 
 
-def test_without_a_cache_torch_compile_is_refused(rng: torch.Generator) -> None:
+def test_torch_compile(rng: torch.Generator) -> None:
+    """Reads the mask between graphs. In one graph it is refused, where transformers takes any call without a cache for
+    packed."""
     torch.compiler.reset()
-    model = torch.compile(build("llama", rng), backend="aot_eager", fullgraph=True)
-    with pytest.raises(Exception, match="pass use_cache=True"), torch.no_grad():
-        model(tokens(rng, 1, 10), use_cache=False)
+    model, ids = build("llama", rng), tokens(rng, 1, 130)
+    with torch.no_grad():
+        want = model(ids, position_ids=positions(ROWS[:1]), use_cache=False).logits
+        compiled = torch.compile(model, backend="aot_eager")
+        got = compiled(ids, position_ids=positions(ROWS[:1]), use_cache=False).logits
+        assert float((got - want).norm() / want.norm()) < 1e-5
+        torch.compiler.reset()
+        with pytest.raises(Exception, match="pass use_cache=True"):
+            torch.compile(model, backend="aot_eager", fullgraph=True)(ids, use_cache=False)
 
 
 def test_bidirectional_packed_sequences() -> None:

@@ -34,6 +34,6 @@ __all__ = ["NAME", "PAGED_NAME", "VisibleKeys", "attention_forward", "serving", 
 
 AttentionInterface.register(NAME, attention_forward)
 AttentionMaskInterface.register(NAME, visible_keys)
-# Not compiled: it reads lengths, and the cache is written in place.
+# Not compiled: masks and lengths are read, and the cache is written in place.
 AttentionInterface.register(PAGED_NAME, torch.compiler.disable(paged_attention_forward))
-AttentionMaskInterface.register(PAGED_NAME, pattern_of_requests)
+AttentionMaskInterface.register(PAGED_NAME, torch.compiler.disable(pattern_of_requests))

@@ -41,17 +41,19 @@ def serving(model: PreTrainedModel) -> Iterator[PreTrainedModel]:
     Raises:
         ValueError: another model. What the requests ask for and is not served is in their results, as their error.
     """
-    before = model.config._attn_implementation
-    if before != NAME:
-        refuse(f"the model has attn_implementation={before!r}; load it with {NAME!r} to serve it")
+    config = model.config
+    if config._attn_implementation != NAME:
+        refuse(f"the model has attn_implementation={config._attn_implementation!r}; load it with {NAME!r} to serve it")
     if model.device.type != "cpu":
         refuse(f"continuous batching on {model.device.type}, where attention_varlen is not; supported: the CPU")
-    # Not set_attn_implementation, which looks for a library behind a name with "flash" in it.
-    model.config._attn_implementation = PAGED_NAME
+    # Not set_attn_implementation, which looks for a library behind a name with "flash" in it. One name goes to all
+    # parts of a model (language, vision); a name for each brings back what they had.
+    parts = {name: getattr(config, name)._attn_implementation for name in config.sub_configs if getattr(config, name)}
+    config._attn_implementation = PAGED_NAME
     try:
         yield model
     finally:
-        model.config._attn_implementation = before
+        config._attn_implementation = {"": NAME, **parts}
 
 
 def pattern_of_requests(
