@@ -12,6 +12,8 @@ from transformers import (
     AttentionInterface,
     Gemma2Config,
     Gemma2ForCausalLM,
+    GptOssConfig,
+    GptOssForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
@@ -36,17 +38,27 @@ SIZES: dict[str, Any] = {
     "pad_token_id": None,
     "attn_implementation": NAME,
 }
-# Full attention, a window in every layer, and a window in every other.
+# Full attention, a window in every layer, a window in every other and soft caps, and these windows and sinks.
 MODELS: dict[str, Any] = {
     "llama": lambda: LlamaForCausalLM(LlamaConfig(**SIZES)),
     "mistral": lambda: MistralForCausalLM(MistralConfig(**SIZES, sliding_window=WINDOW)),
-    "gemma2": lambda: gemma2(attn_logit_softcapping=None),
+    "gemma2": lambda: Gemma2ForCausalLM(
+        Gemma2Config(**SIZES, head_dim=32, sliding_window=WINDOW, attn_logit_softcapping=2.0)
+    ),
+    "gpt_oss": lambda: with_sinks(
+        GptOssForCausalLM(
+            GptOssConfig(**SIZES, head_dim=32, sliding_window=WINDOW, num_local_experts=2, num_experts_per_tok=1)
+        )
+    ),
 }
 GREEDY: dict[str, Any] = {"max_new_tokens": 12, "do_sample": False}
 
 
-def gemma2(**options: Any) -> Gemma2ForCausalLM:
-    return Gemma2ForCausalLM(Gemma2Config(**SIZES, head_dim=32, sliding_window=WINDOW, **options))
+def with_sinks(model: GptOssForCausalLM) -> GptOssForCausalLM:
+    """Sinks that are felt, and have no gradient, as attention's have none."""
+    for layer in model.model.layers:
+        torch.nn.init.normal_(layer.self_attn.sinks, 1.0).requires_grad_(False)
+    return model
 
 
 def build(name: str, rng: torch.Generator, dtype: torch.dtype = torch.float32) -> Any:
@@ -55,10 +67,17 @@ def build(name: str, rng: torch.Generator, dtype: torch.dtype = torch.float32) -
         return MODELS[name]().eval().to(dtype)
 
 
-def window_of(layer: torch.nn.Module) -> tuple[int, int]:
-    """Of a layer's attention, as the operators take it."""
+def options_of(layer: Any) -> dict[str, Any]:
+    """Of a layer's attention, as the operators take them."""
     size = getattr(layer, "sliding_window", getattr(layer.config, "sliding_window", None))
-    return (-1, -1) if size is None else (int(size) - 1, 0)
+    sinks = getattr(layer, "sinks", None)
+    return {
+        "is_causal": True,
+        "scale": layer.scaling,
+        "window": (-1, -1) if size is None else (int(size) - 1, 0),
+        "softcap": getattr(layer, "attn_logit_softcapping", None),
+        "sinks": None if sinks is None else sinks.detach().float(),
+    }
 
 
 def prompts(rng: torch.Generator, *lengths: int) -> list[list[int]]:

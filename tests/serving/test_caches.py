@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from harness import same_bits
-from small_models import GREEDY, MODELS, VOCABULARY, WINDOW, Seen, alone, build, prompts, recorded, window_of
+from small_models import GREEDY, MODELS, VOCABULARY, WINDOW, Seen, alone, build, options_of, prompts, recorded
 from torch import Tensor
 from transformers import StaticCache
 from transformers.masking_utils import create_bidirectional_mask
@@ -98,13 +98,11 @@ def test_a_prompt_in_chunks_behind_a_window(name: str, kind: str | None, rng: to
         got = generate(model, torch.tensor([text]), cache_implementation=kind, prefill_chunk_size=32)
     hidden = 0
     for layer, q, k, v, out in seen:
-        window = window_of(layer)
-        if window != (-1, -1) and k.shape[2] == q.shape[2] + WINDOW - 1:  # the cache is full
+        options = options_of(layer)
+        if options["window"] != (-1, -1) and k.shape[2] == q.shape[2] + WINDOW - 1:  # the cache is full
             hidden += 1
             offset = k.shape[2] - q.shape[2]
-            want = dhp_safe_fa.attention(
-                q, k, v, is_causal=True, causal_offset=offset, scale=layer.scaling, window=window
-            )
+            want = dhp_safe_fa.attention(q, k, v, causal_offset=offset, **options)
             assert same_bits(out, want)
     assert hidden > 10
     assert got.sequences[0, 150:].tolist() == alone(model, text)

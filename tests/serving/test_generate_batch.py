@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 from harness import same_bits
-from small_models import GREEDY, MODELS, WINDOW, alone, build, gemma2, prompts, window_of
+from small_models import GREEDY, MODELS, SIZES, WINDOW, alone, build, options_of, prompts
 from torch import Tensor
-from transformers import AttentionInterface, CompileConfig, Gemma3Config
+from transformers import AttentionInterface, CompileConfig, Gemma3Config, LlamaConfig, LlamaForCausalLM
 from transformers.generation import ContinuousBatchingConfig, GenerationConfig
 from transformers.generation.continuous_batching.input_outputs import ContinuousBatchingIOs
 from transformers.masking_utils import create_causal_mask
@@ -79,8 +79,7 @@ def have_the_bits_they_have_alone(layers: dict[torch.nn.Module, dict[str, Reques
     for layer, requests in layers.items():
         for request in requests.values():
             q, k, v, out = request.whole()
-            options: Any = {"scale": layer.scaling, "window": window_of(layer)}
-            same.append(same_bits(out, dhp_safe_fa.attention(q, k, v, is_causal=True, **options)))
+            same.append(same_bits(out, dhp_safe_fa.attention(q, k, v, **options_of(layer))))
     return all(same)
 
 
@@ -133,6 +132,24 @@ def test_a_wrong_call_is_found(
     assert not have_the_bits_they_have_alone(requests_of[0])
 
 
+@pytest.mark.parametrize("kept", [20, 4090])
+def test_windows_over_segments(rng: torch.Generator, kept: int) -> None:
+    """Whatever a cache has kept of the keys, and wherever the segments begin that the CPU kernels fold."""
+    length, chunk, heads = 8300, 40, 2
+    q, k, v = torch.randn(3, 1, heads, length, 16, generator=rng)
+    window = (kept, 0)
+    want = dhp_safe_fa.attention(q, k, v, is_causal=True, window=window)
+    for first in (60, 4050, 4080, 4096, 4100, 4170, 8190, 8260):
+        cached = slice(max(first - kept, 0), first + chunk)
+        ends_q, ends_k = (torch.tensor([0, n], dtype=torch.int32) for n in (chunk, cached.stop - cached.start))
+        rows, begins = _whole_groups(ends_q, ends_k, torch.arange(first, first + chunk)[None])
+        own = [t[0, :, cached].transpose(0, 1)[rows] for t in (k, v)]
+        queries = q[0, :, first : first + chunk].transpose(0, 1)
+        options: Any = {"is_causal": True, "window": window}
+        out = dhp_safe_fa.attention_varlen(queries, *own, ends_q, begins, chunk, int(begins[-1]), **options)
+        assert same_bits(out.transpose(0, 1), want[0, :, first : first + chunk])
+
+
 def test_pages_that_requests_share(rng: torch.Generator, requests_of: Any) -> None:
     """Prompts with a beginning in common: transformers computes it once."""
     model = build("llama", rng)
@@ -176,12 +193,12 @@ def test_secure(rng: torch.Generator) -> None:
 # ---- refused --------------------------------------------------------------------------------------------------------
 
 
-def test_a_soft_cap_is_refused(rng: torch.Generator) -> None:
-    """In the results: transformers catches what its thread raises."""
-    model = gemma2(attn_logit_softcapping=20.0).eval()
+def test_what_an_operator_refuses(rng: torch.Generator) -> None:
+    """Is in the results: transformers catches what its thread raises."""
+    model = LlamaForCausalLM(LlamaConfig(**SIZES, head_dim=264)).eval()
     with serving(model):
         results = generate_batch(model, prompts(rng, 3, 5))
-    assert all("soft cap" in result.error and result.generated_tokens == [] for result in results)
+    assert all("q: head_dim 264; supported" in result.error and result.generated_tokens == [] for result in results)
 
 
 def test_models_that_are_refused(rng: torch.Generator) -> None:

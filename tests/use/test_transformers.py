@@ -15,8 +15,6 @@ from transformers import (
     AttentionMaskInterface,
     BertConfig,
     BertModel,
-    Gemma2Config,
-    Gemma2ForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
@@ -299,13 +297,6 @@ def test_chunk_is_refused_where_it_bites(rng: torch.Generator) -> None:
         attention_forward(module, q, q, q, visible)
     out, _ = attention_forward(module, q, q, q, visible, sliding_window=8)
     assert out.shape == (1, 9, 1, 8)
-
-
-def test_soft_cap_is_refused(rng: torch.Generator) -> None:
-    gemma = build(lambda: Gemma2ForCausalLM(Gemma2Config(**SIZES, head_dim=64)), rng, CPU)
-    gemma.set_attn_implementation(NAME)
-    with pytest.raises(ValueError, match="soft cap"):
-        gemma(tokens(rng, CPU, 1, 5))
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,6 @@ from dhp_safe_fa.integrations.transformers.masks import VisibleKeys, refuse, ref
 
 # Arguments with which some models change attention, and what they are called there.
 UNSUPPORTED = {
-    "softcap": "a soft cap of the scores",
-    "s_aux": "attention sinks",
     "position_bias": "a position bias",
     "output_attentions": "attention weights as an output",
 }
@@ -30,7 +28,14 @@ def operator_options(
             refuse(f"{meaning} ({name}) is not supported; use 'sdpa' or 'eager' for this model")
     if dropout > 0:
         refuse(f"dropout {dropout:g}; supported: 0 (call model.eval())")
-    return {"is_causal": is_causal, "scale": scaling, "window": (-1, -1) if window is None else (window - 1, 0)}
+    sinks = options.get("s_aux")
+    return {
+        "is_causal": is_causal,
+        "scale": scaling,
+        "window": (-1, -1) if window is None else (window - 1, 0),
+        "softcap": options.get("softcap"),
+        "sinks": None if sinks is None else sinks.float(),  # exact: models have them in their own dtype
+    }
 
 
 def attention_forward(
@@ -133,13 +138,12 @@ def _attend(query: Tensor, key: Tensor, value: Tensor, visible: VisibleKeys, com
 def _attend_packed(
     query: Tensor, key: Tensor, value: Tensor, packed: tuple[int, ...], common: dict[str, Any]
 ) -> Tensor:
-    """[B, S, Hq, D]: one call for all sequences; one for each on CUDA and where gradients are recorded, which
-    attention_varlen has neither of."""
+    """[B, S, Hq, D]: one call for all sequences; one for each on CUDA, which attention_varlen does not serve."""
     q, k, v = (t.transpose(1, 2).flatten(0, 1) for t in (query, key, value))  # [tokens, H, D]
     if packed[:1] != (0,) or packed[-1:] != (q.shape[0],) or sorted(packed) != list(packed):
         refuse(f"packed sequences begin and end at {list(packed)}; supported: ascending, from 0 to all {q.shape[0]}")
     lengths = [stop - start for start, stop in pairwise(packed)]
-    if q.is_cuda or (torch.is_grad_enabled() and any(t.requires_grad for t in (q, k, v))):
+    if q.is_cuda:
         sequences = zip(*(t.transpose(0, 1)[None].split(lengths, dim=2) for t in (q, k, v)), strict=True)
         out = torch.cat([attention(*each, **common) for each in sequences], dim=2)[0].transpose(0, 1)
     else:

@@ -9,6 +9,7 @@ where each request begins among queries and keys. Lengths, and which page a requ
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -26,9 +27,9 @@ from dhp_safe_fa.integrations.transformers.masks import NAME, MaskFunction, Patt
 # with the digits 2 or 3 behind it for the libraries of these versions.
 PAGED_NAME = "dhp_flash_paged"
 
-# The CPU kernels add up keys in groups of so many from a call's first key on (DHP_CPU_TILE_K in csrc/cpu/tile.h), so a
-# row's bits depend on where these begin.
-GROUP = 96
+# The CPU kernels add up keys in groups of so many from a call's first key on (DHP_CPU_TILE_K in csrc/cpu/tile.h), and
+# fold segments of so many (DHP_SEGMENT_KEYS in csrc/cpu/segments.h): a row's bits depend on where these begin.
+GROUP, SEGMENT = 96, 4096
 
 
 @contextmanager
@@ -116,7 +117,8 @@ def _whole_groups(begins_q: Tensor, begins_k: Tensor, position_ids: Tensor | Non
     """Of a cache that keeps a window: which rows of k to take, and where each request begins among them.
 
     Each request gets as many keys more in front, which the window hides, as there are between its first key and the
-    group of that key. So its bits do not depend on where the scheduler has cut its prompt.
+    group of that key; or, if its keys would not lie in one segment as they do, or do not, as many as make groups and
+    segments begin where they did. So its bits do not depend on where the scheduler has cut its prompt.
     """
     if position_ids is None:
         refuse("a sliding window in a layer that is not given position_ids; supported: models whose layers are")
@@ -125,6 +127,8 @@ def _whole_groups(begins_q: Tensor, begins_k: Tensor, position_ids: Tensor | Non
     first_query = begins_q[:-1].long().clamp(max=position_ids.numel() - 1)
     first_key = position_ids.flatten()[first_query] - (lengths_k - lengths_q)
     front = first_key % GROUP
+    is_whole = (first_key % SEGMENT + lengths_k <= SEGMENT) & (front + lengths_k <= SEGMENT)
+    front = torch.where(is_whole, front, first_key % math.lcm(GROUP, SEGMENT))
     lengths = lengths_k + front
     begins = torch.nn.functional.pad(lengths.cumsum(0), (1, 0)).int()
     first = begins_k[:-1].repeat_interleave(lengths)
