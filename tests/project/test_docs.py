@@ -17,12 +17,16 @@ ROOT = Path(__file__).parents[2]
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.M | re.S)
 PAGES = [path for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))) if BLOCK.search(path.read_text())]
 EXAMPLE = ROOT / "docs" / "examples" / "tensor_parallel.py"
+# Continuous batching of an older transformers refuses our name.
+OLDEST_TRANSFORMERS = {"serving.md": "5.23"}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
 def test_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)  # a block may write files
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")  # or start a group of processes, also without a network
+    if page.name in OLDEST_TRANSFORMERS:
+        pytest.importorskip("transformers", minversion=OLDEST_TRANSFORMERS[page.name])
     text = page.read_text()
     namespace: dict[str, object] = {"__name__": page.stem}
     for block in BLOCK.finditer(text):
