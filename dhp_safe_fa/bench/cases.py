@@ -89,6 +89,9 @@ class Case:
         direction: its name in stored results.
         products: matrix products of q's rows, k's rows and head_dim that it takes, two operations a multiply-add.
         repeats: how often a call is repeated to see if it gives the same bits; 0 is not asked.
+        serving: of few figures of everybody, bytes over time among them, in place of many of ours.
+        may_be_refused: where the library says that CUDA does not serve it yet, that is the outcome, and the peers are
+            timed.
 
     Raises:
         ValueError: key_heads does not divide heads, or a causal mask for different lengths; one sentence.
@@ -106,6 +109,8 @@ class Case:
     direction: ClassVar[str] = "forward"
     products: ClassVar[int] = 2
     repeats: ClassVar[int] = 0
+    serving: ClassVar[bool] = False
+    may_be_refused: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         if self.key_heads == self.heads:
@@ -122,8 +127,13 @@ class Case:
 
     @classmethod
     def like(cls, case: Case) -> Self:
-        """The same sizes in this direction."""
-        return cls(*(getattr(case, field.name) for field in fields(Case)))
+        """The same sizes in this direction; a case of it stays what it is."""
+        return case if type(case) is cls else cls(*(getattr(case, field.name) for field in fields(Case)))
+
+    @classmethod
+    def parse(cls, text: str, default_dtype: str) -> Self:
+        """A case as the command line takes it, by default ``parse_case`` in this direction. Raises what that does."""
+        return cls.like(parse_case(text, default_dtype))
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
@@ -152,8 +162,9 @@ class Case:
 
     @property
     def label(self) -> str:
-        """sizes:mask:dtype, as the command line takes it."""
-        return f"{self.sizes}:{self.mask}:{self.dtype}"
+        """sizes:mask:dtype, as the command line takes it, and the direction where that is not the forward."""
+        direction = "" if self.direction == Case.direction else f":{self.direction}"
+        return f"{self.sizes}:{self.mask}:{self.dtype}{direction}"
 
     @property
     def scores(self) -> int:
@@ -296,7 +307,12 @@ SETS: Mapping[str, CaseSet] = {
 
 
 def select(
-    shapes: Iterable[str], dtypes: list[str] | None, device: str, quick: bool, sets: Mapping[str, CaseSet] = SETS
+    shapes: Iterable[str],
+    dtypes: list[str] | None,
+    device: str,
+    quick: bool,
+    sets: Mapping[str, CaseSet] = SETS,
+    kind: type[Case] = Case,
 ) -> list[Case]:
     """The cases that ``--shapes``, ``--dtype`` and ``--quick`` ask for, each once, in a fixed order.
 
@@ -304,6 +320,7 @@ def select(
         shapes: words as the command line takes them: set names joined by commas, or explicit shapes.
         dtypes: dtypes of the sets; None chooses the set's own.
         sets: what the names mean.
+        kind: of the cases.
 
     Raises:
         ValueError: one sentence about the word that cannot be read.
@@ -311,12 +328,12 @@ def select(
     found: list[Case] = []
     for word in shapes:
         if word[:1].isdigit():
-            found += [parse_case(word, dtype) for dtype in dtypes or default_dtypes(device)[:1]]
+            found += [kind.parse(word, dtype) for dtype in dtypes or default_dtypes(device)[:1]]
             continue
         for name in word.split(","):
             if name not in sets:
                 raise ValueError(f"shapes '{word}': '{name}' is neither {_or(sets)} nor a shape B,H,S,D[:mask][:dtype]")
-            found += sets[name](dtypes, device, quick)
+            found += [kind.like(case) for case in sets[name](dtypes, device, quick)]
     return list(dict.fromkeys(found))
 
 

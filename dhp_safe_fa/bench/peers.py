@@ -64,6 +64,20 @@ def one_line(error: object) -> str:
     return text.splitlines()[0].partition(" (Triggered internally")[0]
 
 
+def refused_on_cuda(reason: str) -> bool:
+    """Whether it is this library's sentence on what it does not serve on CUDA, and no failure."""
+    return reason.startswith("dhp::") and "supported on CUDA: " in reason
+
+
+def imported(module: str, name: str) -> Callable[..., Any] | str:
+    """A function of a package that may be installed, else the reason why it is not there."""
+    try:
+        function: Callable[..., Any] = getattr(importlib.import_module(module), name)
+    except (ImportError, OSError, RuntimeError, AttributeError) as error:
+        return one_line(error)
+    return function
+
+
 def ours(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> Tensor:
     return dhp_safe_fa.attention(q, k, v, is_causal=is_causal)
 
@@ -106,15 +120,17 @@ def candidates(device: str) -> tuple[list[Candidate], list[str]]:
     return [*found, fa3], []
 
 
-def flash_attention_3() -> Candidate | str:
-    """FlashAttention-3 if its package is installed, else the reason. It works on [B, S, H, D], reached by views."""
-    try:
-        function = importlib.import_module("flash_attn_interface").flash_attn_func
-    except (ImportError, OSError, RuntimeError, AttributeError) as error:
-        return one_line(error)
+def flash_attention_3(**options: object) -> Candidate | str:
+    """FlashAttention-3 if its package is installed, else the reason. It works on [B, S, H, D], reached by views.
+
+    options: of flash_attn_func, beside causal.
+    """
+    function = imported("flash_attn_interface", "flash_attn_func")
+    if isinstance(function, str):
+        return function
 
     def attend(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> Tensor:
-        result = function(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), causal=is_causal)
+        result = function(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), causal=is_causal, **options)
         out: Tensor = result[0] if isinstance(result, tuple) else result  # some versions return (out, lse)
         return out.transpose(1, 2)
 

@@ -72,8 +72,8 @@ class Plan:
         family = FAMILIES[self.family]
         direction = family.direction
         dtypes = direction.dtypes.get("cuda")
-        chosen = select(self.shapes or family.default_shapes, dtypes, "cuda", not self.full, direction.sets)
-        return [direction.case.like(case) for case in chosen]
+        shapes = self.shapes or family.default_shapes
+        return select(shapes, dtypes, "cuda", not self.full, direction.sets, direction.case)
 
     def settings(self) -> Settings:
         """An even number of rounds: as many forwards as backwards. Samples as long as the benchmark's, so that

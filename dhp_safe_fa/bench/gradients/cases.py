@@ -31,11 +31,6 @@ class BackwardCase(Case):
     repeats: ClassVar[int] = 10
 
     @property
-    def label(self) -> str:
-        """The forward's, and the direction."""
-        return f"{super().label}:{self.direction}"
-
-    @property
     def input_bytes(self) -> int:
         """q, k, v, out, grad_out and lse, which is float32."""
         queries = math.prod(self.shape)

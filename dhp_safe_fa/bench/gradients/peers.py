@@ -8,7 +8,6 @@ operator goes through autograd, on a graph that is kept.
 from __future__ import annotations
 
 import functools
-import importlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TypeAlias
@@ -18,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from dhp_safe_fa.bench.peers import Attend, Candidate, candidates, one_line, ours, sdpa
+from dhp_safe_fa.bench.peers import Attend, Candidate, candidates, imported, ours, sdpa
 
 Gradients: TypeAlias = tuple[Tensor, ...]
 
@@ -143,10 +142,9 @@ OPERATORS: dict[str, tuple[SDPBackend, Differentiate]] = {
 
 def flash_attention_3(deterministic: bool) -> Attend | str:
     """FlashAttention-3 if its package is installed, else the reason. It works on [B, S, H, D], reached by views."""
-    try:
-        function = importlib.import_module("flash_attn_interface").flash_attn_func
-    except (ImportError, OSError, RuntimeError, AttributeError) as error:
-        return one_line(error)
+    function = imported("flash_attn_interface", "flash_attn_func")
+    if isinstance(function, str):
+        return function
 
     def attend(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> Tensor:
         heads_behind = (tensor.transpose(1, 2) for tensor in (q, k, v))
