@@ -19,7 +19,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from dhp_safe_fa import _inspect
 from dhp_safe_fa.bench import anchors, meter
 from dhp_safe_fa.bench.cases import DTYPES, LAYOUTS, Case, select
-from dhp_safe_fa.bench.directions import BACKWARD, DIRECTIONS, FORWARD, TRAINING, Direction
+from dhp_safe_fa.bench.directions import DIRECTIONS, FORWARD, Direction
 from dhp_safe_fa.bench.environment import environment, missing_hopper
 from dhp_safe_fa.bench.measurement import Settings, WrongResult, host_overhead, measure
 from dhp_safe_fa.bench.peers import Candidate, one_line
@@ -36,6 +36,9 @@ ALONE_BELOW_US = 50.0
 # Who is run for seconds at a time unless --peers says otherwise: those that are as fast.
 SUSTAINED_PEERS = ("cudnn", "fa3")
 
+# What is measured in place of the forward, each by an option of its name.
+DIRECTION_OPTIONS = tuple(name for name in DIRECTIONS if name != FORWARD.case.direction)
+
 SHORT_SAMPLES = "its ratios are of short samples at one clock for everybody"
 
 EPILOG = """\
@@ -48,6 +51,9 @@ examples:
   %(prog)s --shapes odd 8,32/4,2500,64:causal 16,32/8,1/4096,128
   %(prog)s --backward --json backward.json
   %(prog)s --training --shapes 2,16,8192,128:causal
+  %(prog)s --decode --json decode.json
+  %(prog)s --varlen --shapes 64,32/8,16-8192,128:causal 3,8,700+1+90,64
+  %(prog)s --paged --shapes 8,32/8,1/8192,128:page16 8,32/8,1/8192,128:page256
   %(prog)s --from sweep.json --plot sweep.svg --plot-all sweep_all.svg
 
 benchmarks/README.md says how times are taken and what the JSON file holds.
@@ -68,19 +74,25 @@ def parser() -> argparse.ArgumentParser:
     direction = p.add_mutually_exclusive_group()
     direction.add_argument("--backward", action="store_true", help="time the gradients instead of the forward pass")
     direction.add_argument("--training", action="store_true", help="time forward and backward through autograd")
+    direction.add_argument("--decode", action="store_true", help="time few queries over long caches, with TB/s")
+    direction.add_argument("--varlen", action="store_true", help="time packed sequences of any lengths")
+    direction.add_argument("--paged", action="store_true", help="time decoding from the pages of a cache")
     p.add_argument("--device", choices=("cuda", "cpu"), help="default: cuda if there is a Hopper GPU, else cpu")
     p.add_argument(
         "--shapes",
         nargs="+",
         metavar="WORD",
         help="start, sweep, odd, anchors, sustained (or start,odd), or B,H[/Hk],S[/Sk],D[:full|:causal][:dtype]; "
-        "default: start and sweep on cuda (anchors for gradients), start on cpu",
+        "default: start and sweep on cuda (anchors for gradients), start on cpu. --decode, --varlen and --paged have a "
+        "set of their name; --varlen takes B,H[/Hk],LENGTHS,D with LENGTHS S, LOW-HIGH or S1+S2+..., --paged :pageSIZE "
+        "behind the sizes",
     )
     p.add_argument(
         "--dtype",
         nargs="+",
         choices=DTYPES,
-        help="default: float16 (cuda) or float32 (cpu), bfloat16 at a few shapes; gradients: bfloat16 or float32",
+        help="default: float16 (cuda) or float32 (cpu), bfloat16 at a few shapes; gradients and serving: bfloat16 "
+        "or float32",
     )
     p.add_argument("--layout", choices=LAYOUTS, help="how inputs are stored; default: BSHD, as models have them")
     p.add_argument("--peers", nargs="+", metavar="NAME", help="only these peers; --list names them")
@@ -96,7 +108,7 @@ def parser() -> argparse.ArgumentParser:
         type=Path,
         metavar="CSV",
         help="estimate FlashAttention-3, where it is not installed, from its ratio to cuDNN in this file; "
-        "default: benchmarks/anchors_h100_forward.csv (_backward.csv) of a checkout",
+        "default: benchmarks/anchors_h100_forward.csv (_backward, _decode) of a checkout",
     )
     p.add_argument("--seed", type=int, help="repeat the inputs of a run (its JSON file says the seed)")
     p.add_argument("--json", type=Path, metavar="FILE", help="write the results, measured and derived")
@@ -147,8 +159,7 @@ def _check_outputs(args: argparse.Namespace) -> None:
 def _stored(args: argparse.Namespace) -> Report:
     """A stored run; with --anchors with estimates of FlashAttention-3 from that file in place of what it has."""
     options = (
-        "backward",
-        "training",
+        *DIRECTION_OPTIONS,
         "device",
         "shapes",
         "dtype",
@@ -173,7 +184,7 @@ def _stored(args: argparse.Namespace) -> Report:
 
 
 def _direction(args: argparse.Namespace) -> Direction:
-    return BACKWARD if args.backward else TRAINING if args.training else FORWARD
+    return next((DIRECTIONS[name] for name in DIRECTION_OPTIONS if getattr(args, name)), FORWARD)
 
 
 def _run(args: argparse.Namespace, direction: Direction) -> Report | None:
@@ -182,11 +193,13 @@ def _run(args: argparse.Namespace, direction: Direction) -> Report | None:
         raise UsageError(f"--anchors {args.anchors}: {SHORT_SAMPLES}, and --sustained takes longer ones")
     if args.sustained and args.cold:
         raise UsageError("--cold: --sustained measures with inputs in place")
+    if args.sustained and "sustained" not in direction.sets:
+        raise UsageError(f"--sustained: given with --{direction.case.direction}, which has no cases that take so long")
     device, missing = _device(args)
     default_shapes = ["sustained"] if args.sustained else direction.default_sets[device]
     dtypes = args.dtype or direction.dtypes.get(device)
-    chosen = select(args.shapes or default_shapes, dtypes, device, args.quick, direction.sets)
-    cases, notes = served([direction.case.like(case) for case in chosen], device)
+    chosen = select(args.shapes or default_shapes, dtypes, device, args.quick, direction.sets, direction.case)
+    cases, notes = served(chosen, device)
     everybody, absent = direction.candidates(device)
     contestants = _chosen(everybody, args.peers or (SUSTAINED_PEERS if args.sustained else None), args.peers)
     notes += absent

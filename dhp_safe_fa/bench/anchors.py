@@ -36,15 +36,17 @@ def load(path: Path, kind: type[Case] = Case, column: str = "fa3_tflops") -> dic
 def parse(text: str, origin: str, kind: type[Case] = Case, column: str = "fa3_tflops") -> dict[Case, float]:
     """The same of a table's text.
 
-    A row per case: batch, heads, key_heads, seqlen_q, seqlen_k, head_dim, mask (full, causal), sdpa_cudnn_tflops, and
-    the column; others are ignored. The dtype is bfloat16. The project's history has an older form, with dtype, and
-    seqlen for all lengths.
+    A row per case: batch, heads, key_heads, seqlen_q, seqlen_k, head_dim, mask (full, causal), sdpa_cudnn_tflops or
+    sdpa_cudnn_us, and the column; others are ignored. The dtype is bfloat16. The project's history has an older form,
+    with dtype, and seqlen for all lengths.
 
     Args:
         origin: what errors call the text.
         kind: of the cases.
-        column: of what is compared with cuDNN, in TFLOP/s; empty where it does not serve the case.
+        column: of what is compared with cuDNN, in the unit that its name ends in, tflops or us; empty where it does not
+            serve the case.
     """
+    unit = column.rpartition("_")[2]
     factors: dict[Case, float] = {}
     rows = csv.DictReader(text.splitlines())
     try:
@@ -55,7 +57,8 @@ def parse(text: str, origin: str, kind: type[Case] = Case, column: str = "fa3_tf
             keys = (None, None) if older else (int(row["key_heads"]), int(row["seqlen_k"]))
             case = kind(batch, heads, seqlen, head_dim, MASKS[row["mask"]], row.get("dtype", DTYPE), *keys)
             if row[column]:
-                factors[case] = float(row["sdpa_cudnn_tflops"]) / float(row[column])
+                cudnn, other = float(row[f"sdpa_cudnn_{unit}"]), float(row[column])
+                factors[case] = other / cudnn if unit == "us" else cudnn / other
     except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
         raise ValueError(f"{origin}, line {rows.line_num}: not a row of anchors ({error!r})") from error
     if not factors:

@@ -10,6 +10,15 @@ from dhp_safe_fa.bench.gradients.cases import SETS as SETS_OF_GRADIENTS
 from dhp_safe_fa.bench.gradients.cases import BackwardCase, TrainingCase
 from dhp_safe_fa.bench.gradients.peers import backward_candidates, training_candidates
 from dhp_safe_fa.bench.peers import Candidate, candidates
+from dhp_safe_fa.bench.serving.cases import (
+    DECODE_SETS,
+    PAGED_SETS,
+    VARLEN_SETS,
+    DecodeCase,
+    PagedCase,
+    VarlenCase,
+)
+from dhp_safe_fa.bench.serving.peers import decode_candidates, paged_candidates, varlen_candidates
 
 
 @dataclass(frozen=True)
@@ -44,15 +53,21 @@ FORWARD = Direction(
     estimates={"fa3": "fa3_tflops"},
 )
 
-_GRADIENTS_IN = {"cuda": ["bfloat16"], "cpu": ["float32"]}
+
+def _short(kind: type[Case]) -> dict[str, Case]:
+    """The forward's host cases in another direction."""
+    return {device: kind.like(case) for device, case in FORWARD.host_case.items()}
+
+
+_ONE_DTYPE = {"cuda": ["bfloat16"], "cpu": ["float32"]}
 
 BACKWARD = Direction(
     case=BackwardCase,
     sets=SETS_OF_GRADIENTS,
     default_sets={"cuda": ["anchors"], "cpu": ["start"]},
     candidates=backward_candidates,
-    host_case={device: BackwardCase.like(case) for device, case in FORWARD.host_case.items()},
-    dtypes=_GRADIENTS_IN,
+    host_case=_short(BackwardCase),
+    dtypes=_ONE_DTYPE,
     estimates={"fa3": "fa3_tflops", "fa3-det": "fa3_deterministic_tflops"},
 )
 
@@ -61,11 +76,39 @@ TRAINING = Direction(
     sets=SETS_OF_GRADIENTS,
     default_sets={"cuda": ["anchors"], "cpu": ["start"]},
     candidates=training_candidates,
-    host_case={device: TrainingCase.like(case) for device, case in FORWARD.host_case.items()},
-    dtypes=_GRADIENTS_IN,
+    host_case=_short(TrainingCase),
+    dtypes=_ONE_DTYPE,
 )
 
-_ALL = (FORWARD, BACKWARD, TRAINING)
+DECODE = Direction(
+    case=DecodeCase,
+    sets=DECODE_SETS,
+    default_sets={"cuda": ["decode"], "cpu": ["decode"]},
+    candidates=decode_candidates,
+    host_case=_short(DecodeCase),
+    dtypes=_ONE_DTYPE,
+    estimates={"fa3": "fa3_us"},
+)
+
+VARLEN = Direction(
+    case=VarlenCase,
+    sets=VARLEN_SETS,
+    default_sets={"cuda": ["varlen"], "cpu": ["varlen"]},
+    candidates=varlen_candidates,
+    host_case=_short(VarlenCase),
+    dtypes=_ONE_DTYPE,
+)
+
+PAGED = Direction(
+    case=PagedCase,
+    sets=PAGED_SETS,
+    default_sets={"cuda": ["paged"], "cpu": ["paged"]},
+    candidates=paged_candidates,
+    host_case=_short(PagedCase),
+    dtypes=_ONE_DTYPE,
+)
+
+_ALL = (FORWARD, BACKWARD, TRAINING, DECODE, VARLEN, PAGED)
 DIRECTIONS = {direction.case.direction: direction for direction in _ALL}
 
 
@@ -74,5 +117,5 @@ def parse(label: str) -> Case:
     none."""
     sizes, _, last = label.rpartition(":")
     if last in DIRECTIONS:
-        return DIRECTIONS[last].case.like(parse_case(sizes, ""))
+        return DIRECTIONS[last].case.parse(sizes, "")
     return parse_case(label, "")

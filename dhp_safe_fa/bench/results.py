@@ -134,6 +134,11 @@ class Result:
         outcome = self.outcome(name)
         return self.case.flops / outcome.us.median / 1e6 if outcome and outcome.us else None
 
+    def tb_per_s(self, name: str) -> float | None:
+        """What has to move at least, over the time: terabytes a second, of 10^12."""
+        outcome = self.outcome(name)
+        return self.case.bytes / outcome.us.median / 1e6 if outcome and outcome.us else None
+
     def flops_per_cycle(self, name: str, multiprocessors: int) -> float | None:
         """Floating point operations per clock cycle and multiprocessor; None without a measured clock."""
         outcome = self.outcome(name)
@@ -198,6 +203,7 @@ def to_json(report: Report) -> dict[str, Any]:
         for outcome in row["outcomes"]:
             name = outcome["name"]
             outcome["tflops"] = result.tflops(name)
+            outcome["tb_per_s"] = result.tb_per_s(name)
             outcome["ratio"] = result.ratio(name)
             outcome["ratio_alone"] = result.ratio_alone(name)
             outcome["flops_per_cycle"] = result.flops_per_cycle(name, multiprocessors)

@@ -335,7 +335,7 @@ def test_a_direction_is_added_in_one_place(monkeypatch: pytest.MonkeyPatch) -> N
     stored = to_json(some_report(result))
     assert from_json(stored).results[0] == result
     stored["results"][0]["case"]["direction"] = "sideways"
-    with pytest.raises(ValueError, match="direction 'sideways'; known: forward, backward, training, doubled"):
+    with pytest.raises(ValueError, match=r"direction 'sideways'; known: forward, .*, doubled"):
         from_json(stored)
 
 

@@ -1,5 +1,5 @@
-"""The tables: our times, the ratios to the peers, small shapes alone, sustained runs, what a call costs the host, and
-notes on gaps."""
+"""The tables: our times, serving, the ratios to the peers, small shapes alone, sustained runs, what a call costs the
+host, and notes on gaps."""
 
 from __future__ import annotations
 
@@ -25,9 +25,17 @@ def show(report: Report, console: Console) -> None:
     parts: list[tuple[str, Table]] = []
     if "sustained_s" in report.settings:
         parts.append(("Sustained: each by itself, with the clock and the power it settles at", sustained_table(report)))
-    elif report.results:
-        parts.append(("Ours: median time, ±% from quartile to quartile, accuracy", times_table(report)))
-    if report.peers():
+    else:
+        if ours := [r for r in report.results if not r.case.serving]:
+            parts.append(("Ours: median time, ±% from quartile to quartile, accuracy", times_table(ours)))
+        if served := [r for r in report.results if r.case.serving]:
+            parts.append(
+                (
+                    "Everybody: median time, ±% from quartile to quartile, q, k, v and out over time",
+                    serving_table(served),
+                )
+            )
+    if any(report.ratios(name) for name in report.peers()):
         parts.append(("Peer's time / our time: above 1 ours is faster", ratios_table(report)))
     if any(o.errors for r in report.results for o in r.outcomes):
         title = "Gradients: relative errors against float64, the largest of all cases; repeats that give the same bits"
@@ -66,12 +74,12 @@ def headline(report: Report) -> str:
     return " · ".join([f"dhp_safe_fa {env['dhp_safe_fa']} ({commit})", *parts, rounds])
 
 
-def times_table(report: Report) -> Table:
+def times_table(results: list[Result]) -> Table:
     """Our own times and accuracy, a row per case."""
-    graphs = any(o.graph_us for r in report.results for o in r.outcomes)
+    graphs = any(o.graph_us for r in results for o in r.outcomes)
     heads = [*(["graph µs", "±%"] if graphs else []), "eager µs", "±%", "µs/head", "TFLOP/s", "GB/s", "rel. error"]
     table = _case_table([*heads, "max |Δ SDPA|"])
-    for result, last in _sections(report.results):
+    for result, last in _sections(results):
         ours = result.outcome("ours")
         if ours is None or ours.us is None:
             table.add_row(*_case_cells(result.case), "[bold red]FAIL[/]", end_section=last)
@@ -88,6 +96,28 @@ def times_table(report: Report) -> Table:
             "-" if result.max_abs_diff_sdpa is None else f"{result.max_abs_diff_sdpa:.1e}",
             end_section=last,
         )
+    return table
+
+
+def serving_table(results: list[Result]) -> Table:
+    """A row per case and candidate that was timed, ours also where it was refused; a wrong case has one row."""
+    table = _case_table(["", "µs", "±%", "TB/s", "TFLOP/s", "rel. error", "time / ours"])
+    for result in results:
+        if result.wrong:
+            table.add_row(*_case_cells(result.case), "[bold red]FAIL[/]", end_section=True)
+            continue
+        shown = [o for o in result.outcomes if o.us or o.name == "ours"]
+        for outcome in shown:
+            table.add_row(
+                *(_case_cells(result.case) if outcome is shown[0] else ("", "", "")),
+                outcome.name,
+                *(_time_cells(outcome.us) if outcome.us else ("[red]refused[/]", "-")),
+                _known(result.tb_per_s(outcome.name)),
+                _known(result.tflops(outcome.name)),
+                "-" if outcome.relative_error is None else f"{outcome.relative_error:.2e}",
+                "" if outcome.name == "ours" else _ratio(result.ratio(outcome.name)),
+                end_section=outcome is shown[-1],
+            )
     return table
 
 
@@ -247,6 +277,6 @@ def _known(value: float | None) -> str:
 
 
 def _number(value: float) -> str:
-    """At least three significant digits down to 0.1, without an exponent."""
-    digits = 0 if value >= 1000 else 1 if value >= 100 else 2 if value >= 1 else 3
+    """At least three significant digits down to 0.1 and two down to 0.001, without an exponent."""
+    digits = 0 if value >= 1000 else 1 if value >= 100 else 2 if value >= 1 else 3 if value >= 0.1 else 4
     return f"{value:.{digits}f}"
