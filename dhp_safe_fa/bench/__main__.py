@@ -194,7 +194,7 @@ def _run(args: argparse.Namespace, direction: Direction) -> Report | None:
     if args.sustained and args.cold:
         raise UsageError("--cold: --sustained measures with inputs in place")
     if args.sustained and "sustained" not in direction.sets:
-        raise UsageError(f"--sustained: given with --{direction.case.direction}, which has no cases that take so long")
+        raise UsageError(f"--sustained: given with --{direction.case.direction}; it is for the forward and gradients")
     device, missing = _device(args)
     default_shapes = ["sustained"] if args.sustained else direction.default_sets[device]
     dtypes = args.dtype or direction.dtypes.get(device)

@@ -89,7 +89,7 @@ class Case:
         direction: its name in stored results.
         products: matrix products of q's rows, k's rows and head_dim that it takes, two operations a multiply-add.
         repeats: how often a call is repeated to see if it gives the same bits; 0 is not asked.
-        serving: of few figures of everybody, bytes over time among them, in place of many of ours.
+        serving: its table has a row for everybody, with bytes over time, in place of a row of ours alone.
         may_be_refused: where the library says that CUDA does not serve it yet, that is the outcome, and the peers are
             timed.
 

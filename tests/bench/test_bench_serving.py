@@ -419,7 +419,7 @@ def test_one_direction_at_a_time(other: str, capsys: pytest.CaptureFixture[str])
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["--decode", "--sustained"], "--sustained: given with --decode, which has no cases that take so long"),
+        (["--decode", "--sustained"], "--sustained: given with --decode; it is for the forward and gradients"),
         (["--varlen", "--shapes", "start"], "'start' is neither varlen nor a shape"),
         (["--varlen", "--shapes", "2,4,8+9+1,16"], "3 lengths of 2 sequences"),
         (["--paged", "--shapes", "2,4,8,16:page8"], "pages of 8 keys; supported: 16, 32, 64, 128, 256"),

@@ -20,8 +20,8 @@ PackedAttend: TypeAlias = Callable[[Tensor, Tensor, Tensor, Tensor, Sequence[int
 # FlashAttention's packages: our names, theirs, and what they call a page table.
 PACKAGES = {"fa3": ("flash_attn_interface", "page_table"), "fa2": ("flash_attn", "block_table")}
 
-# FlashAttention-3 splits the keys of few queries over CTAs as it sees fit.
-AS_IT_SEES_FIT = 0
+# FlashAttention-3 itself chooses into how many parts the keys of few queries are split over CTAs.
+CHOSEN_SPLITS = 0
 
 
 class Paged(NamedTuple):
@@ -54,7 +54,7 @@ PagedAttend: TypeAlias = Callable[[Paged, bool], Tensor]
 def decode_candidates(device: str) -> tuple[list[Candidate], list[str]]:
     """The forward's, FlashAttention-3 with as many splits as it chooses."""
     found, notes = candidates(device)
-    fa3 = flash_attention_3(num_splits=AS_IT_SEES_FIT)
+    fa3 = flash_attention_3(num_splits=CHOSEN_SPLITS)
     return [fa3 if c.name == "fa3" and isinstance(fa3, Candidate) else c for c in found], notes
 
 
