@@ -93,9 +93,10 @@ DHP_CT void few_scores(const dhp_cpu_rows *rows, int64_t key_head, int64_t start
   const int64_t pitch = k->stride[2] * (int64_t)element_size(dtype);
   for (int key = 0; key < n; key += LANES) {
     const char *const first = key_row(k, rows, key_head, start + key), *keys[LANES];
+    const char *const ahead = row_ahead(first, k, rows, key_head, start + key, start + n - 1);
     for (int j = 0; j < LANES; j++) {
       keys[j] = first + (key + j < n ? j : n - 1 - key) * pitch;
-      prefetch(first + (AHEAD + j) * pitch, row_size);
+      prefetch(ahead + j * pitch, row_size);
     }
     if (rows->count == 1)
       score_keys(scratch, keys, key, head_dim, dtype, 1);
@@ -175,9 +176,10 @@ DHP_CT void few_value_block(const dhp_cpu_rows *rows, int64_t key_head, int64_t 
     UNROLL for (int i = 0; i < vectors; i++) sum[r][i] = dhp_ct_splat(0.f);
   for (int key = from, run = 0; key < to; key = run) {
     const char *values = key_row(v, rows, key_head, start + key);
+    const char *ahead = row_ahead(values, v, rows, key_head, start + key, start + to - 1);
     run = (key / DHP_CPU_RUN + 1) * DHP_CPU_RUN < to ? (key / DHP_CPU_RUN + 1) * DHP_CPU_RUN : to;
-    for (int j = key; j < run; j++, values += step) {
-      prefetch(values + AHEAD * step + d * element, vectors * LANES * (int)element);
+    for (int j = key; j < run; j++, values += step, ahead += step) {
+      prefetch(ahead + d * element, vectors * LANES * (int)element);
       lanes_f32 value[VALUE_VECTORS];
       UNROLL for (int i = 0; i < vectors; i++)
         value[i] = is_whole ? widen(values + (d + i * LANES) * element, dtype)

@@ -117,6 +117,16 @@ static const char *key_row(const dhp_tensor *t, const dhp_cpu_rows *rows, int64_
   return pages ? row_pointer(t, pages[i / t->size[2]], h, i % t->size[2]) : row_pointer(t, rows->batch, h, i);
 }
 
+/*
+ * Where the row is that lies AHEAD of key or value i, at `row`: in pages it may be anywhere, and behind key `last`
+ * nowhere, which row itself stands for. CT: pages are public.
+ */
+static const char *row_ahead(const char *row, const dhp_tensor *t, const dhp_cpu_rows *rows, int64_t h, int64_t i,
+                             int64_t last) {
+  if (!rows->places->pages) return row + AHEAD * t->stride[2] * (int64_t)element_size(t->dtype);
+  return i + AHEAD <= last ? key_row(t, rows, h, i + AHEAD) : row;
+}
+
 /* The same of keys or values `start` to `start` + n of a key head, wherever they lie. CT: pages are public. */
 static void read_keys(float (*to)[DHP_CPU_PITCH_D], const dhp_tensor *t, const dhp_cpu_rows *rows, int64_t h,
                       int64_t start, int n, dhp_cpu_scratch *scratch) {
