@@ -74,7 +74,7 @@ REASONS: dict[str, tuple[Callable[[Tensor], Any], str]] = {
     "dropout": (lambda q: attend(q, dropout_p=0.5), "dropout_p"),
     "head_dim": (lambda q: attend(q.repeat(1, 1, 1, 9)), "head_dim 576"),
     "scale": (lambda q: attend(q, scale=-1.0), "scale"),
-    "value": (lambda q: F.scaled_dot_product_attention(q, q, q[..., :32]), "value"),
+    "value": (lambda q: F.scaled_dot_product_attention(q, q, q.repeat(1, 1, 1, 9)), "value"),
     "grouped_heads_unasked": (lambda q: F.scaled_dot_product_attention(q, q[:, :2], q[:, :2]), "enable_gqa"),
 }
 
