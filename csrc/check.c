@@ -129,7 +129,7 @@ dhp_status dhp_check_cpu_head_dims(const dhp_attention *args, dhp_error *error) 
   return DHP_OK;
 }
 
-dhp_status dhp_check_no_forms(const dhp_attention *args, dhp_error *error) {
+dhp_status dhp_check_cuda_options(const dhp_attention *args, dhp_error *error) {
   if (args->is_windowed)
     return dhp_fail(error, DHP_UNSUPPORTED,
                     "window: (%lld, %lld); supported on CUDA: none, (-1, -1), with or without a causal mask",

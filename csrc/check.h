@@ -24,6 +24,6 @@ dhp_status dhp_check_packed_gradients(const dhp_backward *args, dhp_error *error
 dhp_status dhp_check_cpu_head_dims(const dhp_attention *args, dhp_error *error);
 
 /* No window, soft cap or sinks, and v as wide as q: what the GPU kernels do not serve. */
-dhp_status dhp_check_no_forms(const dhp_attention *args, dhp_error *error);
+dhp_status dhp_check_cuda_options(const dhp_attention *args, dhp_error *error);
 
 #endif

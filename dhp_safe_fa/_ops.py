@@ -49,8 +49,10 @@ def _run(operator: torch._ops.OpOverload[..., Any], q: Tensor, k: Tensor, v: Ten
         type(q) is type(k) is type(v) is Tensor
         and not _somebody_looks_on()
         and not _is_excluded(_AUTOGRAD)
-        and not (torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad))
-        and not (torch.is_grad_enabled() and isinstance(options[-1], Tensor) and options[-1].requires_grad)  # sinks
+        and not (
+            torch.is_grad_enabled()
+            and (q.requires_grad or k.requires_grad or v.requires_grad or getattr(options[-1], "requires_grad", False))
+        )  # the last option is sinks
     )
     if around_autograd:
         _exclude(_AUTOGRAD, True)
@@ -205,8 +207,24 @@ def attention_varlen(
             anything is computed. Also for CUDA tensors; for a page_table where an input requires grad and gradients are
             recorded; for forward-mode differentiation, and when a gradient is differentiated again.
     """
-    options = (is_causal, scale, alignment, window, softcap, sinks, seqused_k, page_table, leftpad_k)
-    return _varlen(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, *options)[0]
+    return attention_varlen_lse(
+        q,
+        k,
+        v,
+        cu_seqlens_q,
+        cu_seqlens_k,
+        max_seqlen_q,
+        max_seqlen_k,
+        is_causal=is_causal,
+        scale=scale,
+        alignment=alignment,
+        window=window,
+        softcap=softcap,
+        sinks=sinks,
+        seqused_k=seqused_k,
+        page_table=page_table,
+        leftpad_k=leftpad_k,
+    )[0]
 
 
 def attention_varlen_lse(
@@ -242,28 +260,6 @@ def attention_varlen_lse(
     Raises:
         RuntimeError: as :func:`attention_varlen`.
     """
-    options = (is_causal, scale, alignment, window, softcap, sinks, seqused_k, page_table, leftpad_k)
-    return _varlen(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, *options)
-
-
-def _varlen(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    cu_seqlens_q: Tensor,
-    cu_seqlens_k: Tensor | None,
-    max_seqlen_q: int,
-    max_seqlen_k: int,
-    is_causal: bool,
-    scale: float | None,
-    alignment: Alignment,
-    window: tuple[int, int],
-    softcap: float | None,
-    sinks: Tensor | None,
-    seqused_k: Tensor | None,
-    page_table: Tensor | None,
-    leftpad_k: Tensor | None,
-) -> tuple[Tensor, Tensor]:
     if alignment not in ("bottom-right", "top-left"):
         refuse(VARLEN, f"alignment: {alignment!r}; supported: 'bottom-right', 'top-left'")
     sequences = cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k

@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import dhp_safe_fa
 from dhp_safe_fa import _inspect
@@ -239,11 +240,26 @@ def gradients(
 
 # ---- operators ------------------------------------------------------------------------------------------------------
 
+FUNCTIONS = [dhp_safe_fa.attention, dhp_safe_fa.attention_lse]
 OPERATORS = [torch.ops.dhp.attention.default, torch.ops.dhp.attention_lse.default]
 both_operators = pytest.mark.parametrize("operator", OPERATORS, ids=lambda operator: operator.name())
 
 # Inductor and forward mode still use torch.jit, which torch has deprecated.
 torch_jit_is_deprecated = pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+
+
+def refusal(calls: Sequence[Callable[..., Any]], arguments: Mapping[str, Any], fake: bool = True) -> str:
+    """The message of the RuntimeError that every call raises, the same of all; and without data, if `fake`."""
+    answers = set()
+    for call in calls:
+        for without_data in (False, True) if fake else (False,):
+            with FakeTensorMode() if without_data else contextlib.nullcontext() as mode:
+                given = {n: mode.from_tensor(t) if mode and isinstance(t, Tensor) else t for n, t in arguments.items()}
+                with pytest.raises(RuntimeError) as caught:
+                    call(**given)
+            answers.add(str(caught.value))
+    assert len(answers) == 1, answers
+    return answers.pop()
 
 
 def as_tuple(result: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:

@@ -3,7 +3,6 @@
 #define DHP_CPU_TILE_SCORES_H
 
 #include "tile_keys.h"
-#include "tile_rows.h"
 
 /* Scores p[key][query] = <q[..][query], k[key]>: queries in the lanes. A backward has other rows in these places. */
 typedef struct tile_scores {

@@ -31,11 +31,11 @@ void check_arguments(uint64_t arguments, uint64_t built_for) {
 
 Tensor tensor(const char *name, StableIValue value) { return given(name, value, "[B, H, S, D]"); }
 
-/* Where queries stand, and what forms the scores take. */
-Options options_from(const StableIValue *places, const StableIValue *forms) {
-  return {values::to<bool>(places[0]),    values::to<std::optional<double>>(places[1]),
-          values::to<int64_t>(places[2]), values::to<int64_t>(forms[0]),
-          values::to<int64_t>(forms[1]),  values::to<std::optional<double>>(forms[2])};
+/* The first of the options, and the later ones, which do not follow them in a backward. */
+Options options_from(const StableIValue *first, const StableIValue *later) {
+  return {values::to<bool>(first[0]),    values::to<std::optional<double>>(first[1]),
+          values::to<int64_t>(first[2]), values::to<int64_t>(later[0]),
+          values::to<int64_t>(later[1]), values::to<std::optional<double>>(later[2])};
 }
 
 Tensor forward_from(const StableIValue *stack, uint64_t arguments, Tensor *lse) {

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -20,6 +21,9 @@ from dhp_safe_fa._operator.schema import (
     VARLEN_BACKWARD,
     refuse,
 )
+
+# What packed sequences bring beside q, k and v.
+METADATA = ("cu_seqlens_q", "cu_seqlens_k", "seqused_k", "page_table", "leftpad_k")
 
 
 class _Checks:
@@ -100,7 +104,6 @@ class _Checks:
                 f"causal_offset: {causal_offset} without is_causal or a window; "
                 "supported: 0, or is_causal=True or a window with it"
             )
-
         if softcap is not None and not 0 <= softcap < math.inf:
             positive = "positive and finite, also as float32 and below scale"
             self.refuse(f"softcap: {softcap:g}; supported: 0 for none, or {positive}")
@@ -164,13 +167,24 @@ def row_dtype(q: Tensor) -> torch.dtype:
     return torch.float64 if q.dtype == torch.float64 else torch.float32
 
 
+def _bound(operator: str, given: Sequence[Any], named: Mapping[str, Any]) -> SimpleNamespace:
+    """The arguments of a call by their names in the schema, with the defaults of those that it leaves out."""
+    arguments = getattr(torch.ops.dhp, operator).default._schema.arguments
+    defaults = {argument.name: argument.default_value for argument in arguments}
+    return SimpleNamespace(**(defaults | dict(zip(defaults, given, strict=False)) | dict(named)))
+
+
+def _options(call: SimpleNamespace) -> dict[str, Any]:
+    """Those of :func:`dhp_safe_fa.attention` that another operator's call has, too."""
+    return {name: value for name, value in vars(call).items() if name in DEFAULTS}
+
+
 def check(q: Tensor, k: Tensor, v: Tensor, *given: Any, **named: Any) -> None:
-    options: dict[str, Any] = DEFAULTS | dict(zip(DEFAULTS, given, strict=False)) | named
     checks = _Checks("attention")
     checks.given("[B, H, S, D]", q=q, k=k, v=v)
     checks.on_device_of(q, k=k, v=v)
     checks.described(q=q, k=k, v=v)
-    checks.call(q, k, v, **options)
+    checks.call(**vars(_bound("attention", (q, k, v, *given), named)))
 
 
 def _empty_out(q: Tensor, v: Tensor) -> Tensor:
@@ -189,186 +203,106 @@ def _attention_lse(q: Tensor, k: Tensor, v: Tensor, *options: object, **named: o
     return _empty_out(q, v), q.new_empty(q.shape[:3], dtype=row_dtype(q))
 
 
+def _gradients(checks: _Checks, call: SimpleNamespace, rank: int, shape: str, row_sizes: Sequence[int]) -> None:
+    """What a backward is given beside its forward's inputs; shape, of this rank: of grad_out and out, in words."""
+    tensors = {"grad_out": call.grad_out, "out": call.out, "lse": call.lse, "grad_lse": call.grad_lse}
+    checks.on_device_of(call.q, **{name: tensor for name, tensor in tensors.items() if tensor is not None})
+    checks.described(rank, shape, grad_out=call.grad_out, out=call.out)
+    checks.rows_of(call.q, row_sizes, lse=call.lse, grad_lse=call.grad_lse)
+
+
+def _needed(call: SimpleNamespace) -> list[tuple[bool, Tensor]]:
+    return [(call.need_dq, call.q), (call.need_dk, call.k), (call.need_dv, call.v)]
+
+
 @torch.library.register_fake(f"dhp::{BACKWARD}", lib=LIBRARY)  # type: ignore[untyped-decorator]
-def _backward(
-    grad_out: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor,
-    lse: Tensor,
-    is_causal: bool = False,
-    scale: float | None = None,
-    causal_offset: int = 0,
-    grad_lse: Tensor | None = None,
-    need_dq: bool = True,
-    need_dk: bool = True,
-    need_dv: bool = True,
-    window_left: int = -1,
-    window_right: int = -1,
-    softcap: float | None = None,
-) -> tuple[Tensor, Tensor, Tensor]:
+def _backward(*given: Any, **named: Any) -> tuple[Tensor, Tensor, Tensor]:
+    call = _bound(BACKWARD, given, named)
+    q, k, v = call.q, call.k, call.v
     checks = _Checks(BACKWARD)
-    checks.given("[B, H, S, D]", grad_out=grad_out, out=out)
-    checks.given("[B, H, S]", lse=lse)
+    checks.given("[B, H, S, D]", grad_out=call.grad_out, out=call.out)
+    checks.given("[B, H, S]", lse=call.lse)
     checks.given("[B, H, S, D]", q=q, k=k, v=v)
     checks.on_device_of(q, k=k, v=v)
     checks.described(q=q, k=k, v=v)
-    checks.on_device_of(q, grad_out=grad_out, out=out, lse=lse, **({} if grad_lse is None else {"grad_lse": grad_lse}))
-    checks.described(grad_out=grad_out, out=out)
-    checks.rows_of(q, q.shape[:3], lse=lse, grad_lse=grad_lse)
-    checks.call(q, k, v, is_causal, scale, causal_offset, window_left, window_right, softcap)
-    checks.results(q, v, out)
-    checks.like(out, "out", grad_out=grad_out)
-    needed = {"dq": (need_dq, q), "dk": (need_dk, k), "dv": (need_dv, v)}
-    dq, dk, dv = (torch.empty_like(like) if need else q.new_empty([0]) for need, like in needed.values())
+    _gradients(checks, call, 4, "[B, H, S, D]", q.shape[:3])
+    checks.call(q, k, v, **_options(call))
+    checks.results(q, v, call.out)
+    checks.like(call.out, "out", grad_out=call.grad_out)
+    dq, dk, dv = (torch.empty_like(like) if need else q.new_empty([0]) for need, like in _needed(call))
     return dq, dk, dv
 
 
-def _check_packed(
-    checks: _Checks,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    cu_seqlens_q: Tensor,
-    cu_seqlens_k: Tensor | None,
-    seqused_k: Tensor | None,
-    page_table: Tensor | None,
-    leftpad_k: Tensor | None,
-) -> None:
+# ---- packed sequences ------------------------------------------------------------------------------------------------
+
+
+def _check_packed(checks: _Checks, call: SimpleNamespace) -> None:
     """What tensors of packed sequences say of themselves."""
+    q, k, v, cu_seqlens_q = call.q, call.k, call.v, call.cu_seqlens_q
     checks.given("[tokens, H, D]", q=q)
     checks.given("[tokens, H, D] or [pages, page_size, H, D]", k=k, v=v)
     checks.given("[sequences + 1]", cu_seqlens_q=cu_seqlens_q)
     checks.on_device_of(q, k=k, v=v)
     checks.described(3, "[tokens, H, D]", q=q)
-    if page_table is None:
+    if call.page_table is None:
         checks.described(3, "[tokens, H, D]", k=k, v=v)
     else:
         checks.described(4, "[pages, page_size, H, D]", why=", because of page_table", k=k, v=v)
     if cu_seqlens_q.dim() != 1 or cu_seqlens_q.size(0) < 1:
         checks.refuse(f"cu_seqlens_q: shape {list(cu_seqlens_q.shape)}; expected [sequences + 1]")
-    metadata = {
-        "cu_seqlens_q": cu_seqlens_q,
-        "cu_seqlens_k": cu_seqlens_k,
-        "seqused_k": seqused_k,
-        "page_table": page_table,
-        "leftpad_k": leftpad_k,
-    }
+    metadata = {name: getattr(call, name) for name in METADATA}
     checks.on_device_of(q, **{name: tensor for name, tensor in metadata.items() if tensor is not None})
-    if cu_seqlens_k is not None and page_table is not None:
+    if call.cu_seqlens_k is not None and call.page_table is not None:
         checks.refuse("cu_seqlens_k: given beside page_table; supported: one of them")
-    if cu_seqlens_k is None and page_table is None:
+    if call.cu_seqlens_k is None and call.page_table is None:
         checks.refuse("cu_seqlens_k: None; expected a tensor [sequences + 1], or page_table in its place")
-    if page_table is not None and seqused_k is None:
+    if call.page_table is not None and call.seqused_k is None:
         checks.refuse("seqused_k: None beside page_table; expected a tensor [sequences]")
     n = cu_seqlens_q.size(0) - 1
-    checks.numbers([n + 1], f"[{n + 1}]", cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
-    checks.numbers([n], f"[{n}]", seqused_k=seqused_k, leftpad_k=leftpad_k)
-    checks.numbers([n, -1], f"[{n}, pages of a sequence]", page_table=page_table)
+    checks.numbers([n + 1], f"[{n + 1}]", cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=call.cu_seqlens_k)
+    checks.numbers([n], f"[{n}]", seqused_k=call.seqused_k, leftpad_k=call.leftpad_k)
+    checks.numbers([n, -1], f"[{n}, pages of a sequence]", page_table=call.page_table)
 
 
-def _check_packed_call(
-    operator: str,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    max_seqlen_q: int,
-    max_seqlen_k: int,
-    is_causal: bool,
-    scale: float | None,
-    window_left: int,
-    window_right: int,
-    softcap: float | None,
-    is_paged: bool,
-    sinks: Tensor | None = None,
-) -> None:
+def _check_packed_call(operator: str, call: SimpleNamespace) -> None:
     """How they fit to one another, and to what else is asked for."""
-    rows = q.transpose(0, 1).unsqueeze(0)
-    keys, values = (t.transpose(0, 1).unsqueeze(0) if not is_paged else t.transpose(1, 2) for t in (k, v))
-    shapes = {id(rows): q.shape, id(keys): k.shape, id(values): v.shape}
+    is_paged = call.page_table is not None
+    rows = call.q.transpose(0, 1).unsqueeze(0)
+    keys, values = (t.transpose(1, 2) if is_paged else t.transpose(0, 1).unsqueeze(0) for t in (call.k, call.v))
+    shapes = {id(rows): call.q.shape, id(keys): call.k.shape, id(values): call.v.shape}
     checks = _Checks(operator, lambda t: list(shapes[id(t)]), is_paged=is_paged)
-    checks.call(rows, keys, values, is_causal, scale, 0, window_left, window_right, softcap, sinks)
-    if is_paged and k.size(1) not in PAGE_SIZES:
-        checks.refuse(f"k: pages of {k.size(1)} keys; supported: {', '.join(map(str, PAGE_SIZES))}")
-    for name, most in (("max_seqlen_q", max_seqlen_q), ("max_seqlen_k", max_seqlen_k)):
+    checks.call(rows, keys, values, causal_offset=0, **_options(call))
+    if is_paged and call.k.size(1) not in PAGE_SIZES:
+        checks.refuse(f"k: pages of {call.k.size(1)} keys; supported: {', '.join(map(str, PAGE_SIZES))}")
+    for name, most in (("max_seqlen_q", call.max_seqlen_q), ("max_seqlen_k", call.max_seqlen_k)):
         if most < 0:
             checks.refuse(f"{name}: {most}; supported: not negative")
-
-
-def _refuse_padded_pages(checks: _Checks, page_table: Tensor | None, leftpad_k: Tensor | None) -> None:
-    if page_table is not None and leftpad_k is not None:
+    if is_paged and call.leftpad_k is not None:
         because = "because a sequence may begin with any page"
         checks.refuse(f"leftpad_k: given beside page_table; supported: None, {because}")
 
 
 @torch.library.register_fake(f"dhp::{VARLEN}", lib=LIBRARY)  # type: ignore[untyped-decorator]
-def _varlen(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    cu_seqlens_q: Tensor,
-    cu_seqlens_k: Tensor | None,
-    max_seqlen_q: int,
-    max_seqlen_k: int,
-    is_causal: bool = False,
-    scale: float | None = None,
-    is_bottom_right: bool = True,
-    window_left: int = -1,
-    window_right: int = -1,
-    softcap: float | None = None,
-    seqused_k: Tensor | None = None,
-    page_table: Tensor | None = None,
-    leftpad_k: Tensor | None = None,
-    sinks: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
-    checks = _Checks(VARLEN)
-    _check_packed(checks, q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_k, page_table, leftpad_k)
-    options = (max_seqlen_q, max_seqlen_k, is_causal, scale, window_left, window_right, softcap)
-    _check_packed_call(VARLEN, q, k, v, *options, is_paged=page_table is not None, sinks=sinks)
-    _refuse_padded_pages(checks, page_table, leftpad_k)
+def _varlen(*given: Any, **named: Any) -> tuple[Tensor, Tensor]:
+    call = _bound(VARLEN, given, named)
+    q, v = call.q, call.v
+    _check_packed(_Checks(VARLEN), call)
+    _check_packed_call(VARLEN, call)
     return q.new_empty([*q.shape[:2], v.size(-1)]), q.new_empty([q.size(1), q.size(0)], dtype=row_dtype(q))
 
 
 @torch.library.register_fake(f"dhp::{VARLEN_BACKWARD}", lib=LIBRARY)  # type: ignore[untyped-decorator]
-def _varlen_backward(
-    grad_out: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor,
-    lse: Tensor,
-    cu_seqlens_q: Tensor,
-    cu_seqlens_k: Tensor | None,
-    max_seqlen_q: int,
-    max_seqlen_k: int,
-    is_causal: bool = False,
-    scale: float | None = None,
-    is_bottom_right: bool = True,
-    window_left: int = -1,
-    window_right: int = -1,
-    softcap: float | None = None,
-    seqused_k: Tensor | None = None,
-    page_table: Tensor | None = None,
-    leftpad_k: Tensor | None = None,
-    grad_lse: Tensor | None = None,
-    need_dq: bool = True,
-    need_dk: bool = True,
-    need_dv: bool = True,
-) -> tuple[Tensor, Tensor, Tensor]:
+def _varlen_backward(*given: Any, **named: Any) -> tuple[Tensor, Tensor, Tensor]:
+    call = _bound(VARLEN_BACKWARD, given, named)
     checks = _Checks(VARLEN_BACKWARD)
-    checks.given("[tokens, H, D]", grad_out=grad_out, out=out)
-    checks.given("[H, tokens]", lse=lse)
-    _check_packed(checks, q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_k, page_table, leftpad_k)
-    checks.on_device_of(q, grad_out=grad_out, out=out, lse=lse, **({} if grad_lse is None else {"grad_lse": grad_lse}))
-    checks.described(3, "[tokens, H, D]", grad_out=grad_out, out=out)
-    checks.rows_of(q, [q.size(1), q.size(0)], lse=lse, grad_lse=grad_lse)
-    if page_table is not None:
+    checks.given("[tokens, H, D]", grad_out=call.grad_out, out=call.out)
+    checks.given("[H, tokens]", lse=call.lse)
+    _check_packed(checks, call)
+    _gradients(checks, call, 3, "[tokens, H, D]", [call.q.size(1), call.q.size(0)])
+    if call.page_table is not None:
         checks.refuse("page_table: given, but a cache in pages has no gradients; supported: cu_seqlens_k in its place")
-    options = (max_seqlen_q, max_seqlen_k, is_causal, scale, window_left, window_right, softcap)
-    _check_packed_call(VARLEN_BACKWARD, q, k, v, *options, is_paged=False)
-    checks.results(q, v, out)
-    checks.like(out, "out", grad_out=grad_out)
-    needed = {"dq": (need_dq, q), "dk": (need_dk, k), "dv": (need_dv, v)}
-    dq, dk, dv = (like.new_empty(like.shape if need else [0]) for need, like in needed.values())
+    _check_packed_call(VARLEN_BACKWARD, call)
+    checks.results(call.q, call.v, call.out)
+    checks.like(call.out, "out", grad_out=call.grad_out)
+    dq, dk, dv = (like.new_empty(like.shape if need else [0]) for need, like in _needed(call))
     return dq, dk, dv

@@ -12,8 +12,8 @@ import torch
 
 # The options of a call as schemas spell them; their order is that of the struct in csrc/torch/calls.h. A backward has
 # what it alone is given in between.
-_PLACES = "bool is_causal=False, float? scale=None, int causal_offset=0"
-_FORMS = "int window_left=-1, int window_right=-1, float? softcap=None"
+_FIRST = "bool is_causal=False, float? scale=None, int causal_offset=0"
+_LATER = "int window_left=-1, int window_right=-1, float? softcap=None"
 # The last option, which the forward alone has: of a backward sinks are in the lse.
 _SINKS = "Tensor? sinks=None"
 # Every operator that computes attention, and what it returns. Autocast, vmap, policies and DTensor's rules go by this
@@ -39,14 +39,14 @@ PAGE_SIZES = (16, 32, 64, 128, 256)  # of a cache, as in csrc/varlen.c
 OLDEST_TORCH = (2, 10)  # its stable ABI is what libdhp_torch.so was built for
 
 LIBRARY = torch.library.Library("dhp", "DEF")
-_ARGUMENTS = f"Tensor q, Tensor k, Tensor v, {_PLACES}, {_FORMS}, {_SINKS}"
+_ARGUMENTS = f"Tensor q, Tensor k, Tensor v, {_FIRST}, {_LATER}, {_SINKS}"
 SCHEMAS = [f"{name}({_ARGUMENTS}) -> {returns}" for name, returns in OPERATORS.items()]
 SCHEMAS.append(f"{VARLEN}(Tensor q, Tensor k, Tensor v, {_VARLEN_OPTIONS}, {_SINKS}) -> (Tensor out, Tensor lse)")
 SCHEMAS += [
     f"{name}(Tensor grad_out, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, {options})"
     " -> (Tensor dq, Tensor dk, Tensor dv)"
     for name, options in (
-        (BACKWARD, f"{_PLACES}, {_NEEDED}, {_FORMS}"),
+        (BACKWARD, f"{_FIRST}, {_NEEDED}, {_LATER}"),
         (VARLEN_BACKWARD, f"{_VARLEN_OPTIONS}, {_NEEDED}"),
     )
 ]

@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import re
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from harness import CPU_MAX_HEAD_DIM, HOPPER_MISSING, Target, max_head_dim, needs_hopper, qkv
+from harness import CPU_MAX_HEAD_DIM, FUNCTIONS, HOPPER_MISSING, Target, max_head_dim, needs_hopper, qkv, refusal
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 import dhp_safe_fa
 
-CALLS: list[Callable[..., Any]] = [dhp_safe_fa.attention, dhp_safe_fa.attention_lse]
 Shapes = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
 
 
 def refuse(q: Tensor, k: Tensor, v: Tensor, *words: str, **arguments: Any) -> None:
     """Both operators raise, and the message has every word (a regular expression) in any order."""
-    for call in CALLS:
+    for call in FUNCTIONS:
         with pytest.raises((RuntimeError, ValueError)) as caught:
             call(q, k, v, **arguments)
         message = str(caught.value)
@@ -35,17 +31,7 @@ def zeros(shapes: Shapes, device: str, dtype: torch.dtype = torch.float16) -> li
 
 
 def same_words(q: Tensor, k: Tensor, v: Tensor, **arguments: Any) -> str:
-    """What every place answers, with data and without: the message, which has to be the same everywhere."""
-    answers = set()
-    for call in CALLS:
-        for without_data in (False, True):
-            with FakeTensorMode() if without_data else contextlib.nullcontext() as mode:
-                tensors = [mode.from_tensor(t) if mode and isinstance(t, Tensor) else t for t in (q, k, v)]
-                with pytest.raises(RuntimeError) as caught:
-                    call(*tensors, **arguments)
-            answers.add(str(caught.value))
-    assert len(answers) == 1, answers
-    return answers.pop()
+    return refusal(FUNCTIONS, {"q": q, "k": k, "v": v, **arguments})
 
 
 @pytest.fixture(params=["real", "meta"])
@@ -251,7 +237,7 @@ def test_what_is_no_tensor(device: str, missing: str, given: object) -> None:
 
 def test_options_are_keywords() -> None:
     q, k, v = zeros(SHAPES, "cpu")
-    for call in CALLS:
+    for call in FUNCTIONS:
         with pytest.raises(TypeError):
             call(q, k, v, True)
 

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 from typing import Any
 
 import pytest
 import torch
-from harness import DEVICES, max_head_dim
-from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensorMode
+from harness import DEVICES, max_head_dim, refusal
 
 BACKWARD = torch.ops.dhp.attention_backward
 Q, K, ROWS = (2, 4, 6, 64), (2, 2, 5, 64), (2, 4, 6)
@@ -25,16 +22,7 @@ def good(device: str) -> dict[str, Any]:
 
 
 def refused(arguments: dict[str, Any], fake: bool = True) -> str:
-    """The message, which is the same from the real kernel and from the fake one."""
-    answers = set()
-    for without_data in (False, True) if fake else (False,):
-        with FakeTensorMode() if without_data else contextlib.nullcontext() as mode:
-            given = {n: mode.from_tensor(t) if mode and isinstance(t, Tensor) else t for n, t in arguments.items()}
-            with pytest.raises(RuntimeError) as caught:
-                BACKWARD(**given)
-        answers.add(str(caught.value))
-    assert len(answers) == 1, answers
-    return answers.pop()
+    return refusal([BACKWARD], arguments, fake)
 
 
 @pytest.mark.parametrize("name", NAMES)

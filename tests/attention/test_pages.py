@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 from typing import Any, NamedTuple
 
 import pytest
 import torch
-from harness import DTYPE_NAMES, Target, normal, poisoned_memory, same_bits
+from harness import DTYPE_NAMES, Target, normal, poisoned_memory, refusal, same_bits
 from reference import assert_matches, reference
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 import dhp_safe_fa
 
@@ -189,18 +187,9 @@ MISTAKES_IN_NUMBERS: list[tuple[dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("changes", "words"), MISTAKES, ids=[words for _, words in MISTAKES])
 def test_mistakes(changes: dict[str, Any], words: str) -> None:
-    """The same message with data and without."""
-    for without_data in (False, True):
-        with FakeTensorMode() if without_data else contextlib.nullcontext() as mode:
-            given = {n: mode.from_tensor(t) if mode and isinstance(t, Tensor) else t
-                     for n, t in (good() | changes).items()}
-            with pytest.raises(RuntimeError) as caught:
-                dhp_safe_fa.attention_varlen(**given)
-        assert words in str(caught.value)
+    assert words in refusal([dhp_safe_fa.attention_varlen], good() | changes)
 
 
 @pytest.mark.parametrize(("changes", "words"), MISTAKES_IN_NUMBERS, ids=[words for _, words in MISTAKES_IN_NUMBERS])
 def test_mistakes_in_numbers(changes: dict[str, Any], words: str) -> None:
-    with pytest.raises(RuntimeError) as caught:
-        dhp_safe_fa.attention_varlen(**(good() | changes))
-    assert words in str(caught.value)
+    assert words in refusal([dhp_safe_fa.attention_varlen], good() | changes, fake=False)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -10,11 +9,10 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 import torch.autograd.forward_ad as forward_ad
-from harness import Gradients, Target, gradients, normal, poisoned_memory, same_bits, torch_jit_is_deprecated
+from harness import Gradients, Target, gradients, normal, poisoned_memory, refusal, same_bits, torch_jit_is_deprecated
 from reference import assert_gradients_accurate, assert_gradients_match, reference_gradients
 from test_varlen import KEYS, OPTIONS, QUERIES, Packed, alone, cumulative, on_the_cpu, pack
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import gradcheck
 from torch.utils.checkpoint import checkpoint
 
@@ -519,16 +517,7 @@ def good() -> dict[str, Any]:
 
 
 def refused(arguments: dict[str, Any], fake: bool = True) -> str:
-    """The message; the same without data where it does not depend on lengths."""
-    answers = set()
-    for without_data in (False, True) if fake else (False,):
-        with FakeTensorMode() if without_data else contextlib.nullcontext() as mode:
-            given = {n: mode.from_tensor(t) if mode and isinstance(t, Tensor) else t for n, t in arguments.items()}
-            with pytest.raises(RuntimeError) as caught:
-                BACKWARD(**given)
-        answers.add(str(caught.value))
-    assert len(answers) == 1, answers
-    return answers.pop()
+    return refusal([BACKWARD], arguments, fake)
 
 
 MISTAKES: list[tuple[dict[str, Any], str]] = [

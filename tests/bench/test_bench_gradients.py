@@ -218,14 +218,9 @@ def test_results_are_stored_with_direction_errors_and_repeats() -> None:
     assert "3.00e-03" in shown and "1 of 1" in shown
 
 
+@pytest.mark.usefixtures("a_gpu")
 def test_estimates_of_both_modes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    environment = some_report().environment | {"multiprocessors": 132}
-    monkeypatch.setattr(command, "environment", lambda _: environment)
-    monkeypatch.setattr(command, "_device", lambda _: ("cuda", None))
-    monkeypatch.setattr(command, "served", lambda cases, _: (cases, []))
-    monkeypatch.setattr(command, "host_overhead", lambda *_: {})
     monkeypatch.setattr(command, "measure", lambda case, *_: gradients_result(case))
-    monkeypatch.setattr(torch, "Generator", lambda _: torch._C.Generator("cpu"))
     path = tmp_path / "run.json"
     assert command.main(["--backward", "--seed", "1", "--json", str(path)]) == 0
     report = load(path)

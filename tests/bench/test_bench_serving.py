@@ -327,17 +327,12 @@ def test_anchors_of_decoding() -> None:
     assert factors[DecodeCase.parse("1,32/8,128/32768,128", "bfloat16")] == pytest.approx(103.6 / 412.6)
 
 
+@pytest.mark.usefixtures("a_gpu")
 def test_estimates_of_decoding(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def result(case: Case) -> Result:
         return Result(case, (Outcome("ours", 1e-3, times(20)), Outcome("cudnn", 1e-3, times(11.7))))
 
-    environment = some_report().environment | {"multiprocessors": 132}
-    monkeypatch.setattr(command, "environment", lambda _: environment)
-    monkeypatch.setattr(command, "_device", lambda _: ("cuda", None))
-    monkeypatch.setattr(command, "served", lambda cases, _: (cases, []))
-    monkeypatch.setattr(command, "host_overhead", lambda *_: {})
     monkeypatch.setattr(command, "measure", lambda case, *_: result(case))
-    monkeypatch.setattr(torch, "Generator", lambda _: torch._C.Generator("cpu"))
     path = tmp_path / "run.json"
     assert command.main(["--decode", "--seed", "1", "--json", str(path)]) == 0
     report = load(path)

@@ -142,19 +142,6 @@ def test_wrong_outputs_are_not_run_for_seconds(gpu: FakeGpu) -> None:
 # ---- the command ----------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As far as the command sees: a Hopper GPU with every kernel, and FlashAttention-3 is not installed."""
-    environment = {"device": "GPU", "torch": "2", "dhp_safe_fa": "1", "commit": None, "multiprocessors": 132}
-    host = torch.Generator
-    monkeypatch.setattr(command, "_device", lambda args: ("cuda", None))
-    monkeypatch.setattr(command, "environment", lambda device: environment)
-    monkeypatch.setattr(torch, "Generator", lambda device: host())
-    monkeypatch.setattr(Case, "check_served", lambda case: None)
-    monkeypatch.setattr(command, "host_overhead", lambda *_: {})
-    monkeypatch.setitem(sys.modules, "flash_attn_interface", None)
-
-
 def clocked(result: Result) -> Result:
     return dataclasses.replace(
         result, outcomes=(Outcome("ours", 1e-4, times(10)), Outcome("cudnn", 1e-4, times(8)))

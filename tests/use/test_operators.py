@@ -13,14 +13,14 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import dhp_safe_fa
 
-PLACES = "bool is_causal=False, float? scale=None, int causal_offset=0"
-FORMS = "int window_left=-1, int window_right=-1, float? softcap=None"
-ARGUMENTS = f"Tensor q, Tensor k, Tensor v, {PLACES}, {FORMS}, Tensor? sinks=None"
+FIRST = "bool is_causal=False, float? scale=None, int causal_offset=0"
+LATER = "int window_left=-1, int window_right=-1, float? softcap=None"
+ARGUMENTS = f"Tensor q, Tensor k, Tensor v, {FIRST}, {LATER}, Tensor? sinks=None"
 SCHEMAS = {
     "attention": f"dhp::attention({ARGUMENTS}) -> Tensor",
     "attention_lse": f"dhp::attention_lse({ARGUMENTS}) -> (Tensor out, Tensor lse)",
     "attention_backward": "dhp::attention_backward(Tensor grad_out, Tensor q, Tensor k, Tensor v, Tensor out, "
-    f"Tensor lse, {PLACES}, Tensor? grad_lse=None, bool need_dq=True, bool need_dk=True, bool need_dv=True, {FORMS})"
+    f"Tensor lse, {FIRST}, Tensor? grad_lse=None, bool need_dq=True, bool need_dk=True, bool need_dv=True, {LATER})"
     " -> (Tensor dq, Tensor dk, Tensor dv)",
 }
 BACKWARD = torch.ops.dhp.attention_backward.default

@@ -120,7 +120,8 @@ dhp_status dhp_plan_attention(const dhp_attention *args, dhp_plan *plan, dhp_err
   if (args->q.dtype != DHP_FLOAT16 && args->q.dtype != DHP_BFLOAT16)
     return dhp_fail(error, DHP_UNSUPPORTED, "q: dtype %s; supported on CUDA: float16, bfloat16",
                     dhp_dtype_name(args->q.dtype));
-  status = dhp_check_no_forms(args, error); /* kernels count visible keys from key 0, end rows early if causal alone */
+  status =
+      dhp_check_cuda_options(args, error); /* kernels count visible keys from key 0, end rows early if causal alone */
   if (status != DHP_OK) return status;
   if (dhp_family_forward.count == 0)
     return dhp_fail(error, DHP_NO_GPU, "this build has no GPU kernels: nvcc was not found when it was built");
