@@ -54,11 +54,15 @@ def _parser() -> argparse.ArgumentParser:
     def add(name: str, purpose: str) -> tuple[argparse.ArgumentParser, argparse._MutuallyExclusiveGroup]:
         gate = gates.add_parser(name, help=purpose)
         what = gate.add_mutually_exclusive_group()
-        what.add_argument("--kernel", metavar="NAME", help="one shipped kernel (default: all)")
+        what.add_argument("--kernel", metavar="NAME", nargs="+", help="these shipped kernels (default: all)")
         what.add_argument("--peer", choices=targets.PEERS, help="another attention: its binary, or its calls")
         gate.add_argument("--json", metavar="FILE", help="write the results there; - is standard output")
         extent = gate.add_mutually_exclusive_group()
-        extent.add_argument("--quick", action="store_true", help="fewer repeats (sass is always exhaustive)")
+        if name == "all":
+            some = "fewer repeats, of these gates (default: all that execute kernels)"
+            extent.add_argument("--quick", metavar="GATE", choices=EXECUTING, nargs="*", help=some)
+        else:
+            extent.add_argument("--quick", action="store_true", help="fewer repeats (sass is always exhaustive)")
         extent.add_argument("--full", action="store_true", help="all repeats (default)")
         return gate, what
 
@@ -158,29 +162,34 @@ def run_executing(gate: str, arguments: argparse.Namespace, screen: Screen) -> t
         if getattr(arguments, "plot", None):
             module.plot(results, arguments.plot)
     except _CAUSES as error:
-        results = [not_run(gate, arguments.peer or arguments.kernel or "shipped kernels", error)]
+        results = [not_run(gate, _asked_for(arguments), error)]
     report.print_results(screen.out, gate, results)
     return worst(result.verdict for result in results), [result.as_json() for result in results]
+
+
+def _asked_for(arguments: argparse.Namespace) -> str:
+    """In words, for a run or a gate as a whole."""
+    return str(arguments.peer or ", ".join(arguments.kernel or ()) or "shipped kernels")
 
 
 def _how(arguments: argparse.Namespace, quick: list[str]) -> dict[str, Any]:
     """How a run is made, for whoever makes evidence of it: what was asked for, and digests of all that takes part."""
     digests = {**provenance.here(), "policy": provenance.of_policy(arguments.policy or provenance.POLICY)}
-    subjects = arguments.peer or arguments.kernel or "shipped kernels"
-    return {"subjects": subjects, "quick": quick, "sources": provenance.built_and_here(), "digests": digests}
+    sources = provenance.built_and_here()
+    return {"subjects": _asked_for(arguments), "quick": quick, "sources": sources, "digests": digests}
 
 
 def run_all(
     arguments: argparse.Namespace, screen: Screen, keep: Callable[[dict[str, Any]], None] = lambda found: None
 ) -> tuple[str, dict[str, Any]]:
-    """All gates; one that cannot run does not stop the others. `quick` is true, false, or the gates that are. keep: is
-    given what was found until then after each gate."""
-    quick_gates = [gate for gate in EXECUTING if arguments.quick is True or gate in (arguments.quick or ())]
+    """All gates; one that cannot run does not stop the others. `quick`: the gates that are, none of them for all, or
+    None. keep: is given what was found until then after each gate."""
+    quick_gates = [] if arguments.quick is None else [g for g in EXECUTING if g in (arguments.quick or EXECUTING)]
     verdicts, found = [], dict[str, Any](environment=report.environment(), how=_how(arguments, quick_gates))
     try:
         verdict, found["sass"] = run_sass(arguments, screen)
     except _CAUSES as error:
-        result = not_run("sass", arguments.peer or arguments.kernel or "shipped kernels", error)
+        result = not_run("sass", _asked_for(arguments), error)
         report.print_results(screen.out, "sass", [result])
         verdict, found["sass"] = NOT_RUN, [result.as_json()]
     verdicts.append(verdict)
@@ -202,7 +211,7 @@ def run_audits(arguments: argparse.Namespace, screen: Screen) -> int:
     if arguments.gate == "status":
         return commands.status_command(arguments, screen.out)
     if arguments.gate == "evidence":
-        everything = argparse.Namespace(gate="all", kernel=None, peer=None, policy=None, quick=arguments.quick)
+        everything = argparse.Namespace(gate="all", kernel=None, peer=None, policy=None, quick=arguments.quick or None)
         return commands.evidence_command(arguments, screen.out, lambda keep: run_all(everything, screen, keep)[1])
     with screen.progress() as progress:
         task = progress.add_task("peers", total=None)

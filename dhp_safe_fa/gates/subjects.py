@@ -6,7 +6,7 @@ How a shipped kernel is reached, its family says (families/).
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -23,7 +23,7 @@ from . import gradients, inputs
 from .bitwise.key_rows import gradient_ways
 from .bitwise.rows import Way, attention_ways
 from .inputs import Inputs, Shape
-from .targets import BACKWARD, PEERS
+from .targets import BACKWARD, PEERS, require_shipped
 from .timing import inputs as timing_inputs
 from .tools import NotRun
 
@@ -121,16 +121,13 @@ def _of_family(kernel: dict[str, Any]) -> Subject:
         return Subject(name, _refuse, nullcontext, (name,), (), str(kernel["cubin_sha256"]), why_not=str(error))
 
 
-def shipped(kernel: str | None = None) -> list[Subject]:
-    """The shipped kernel of that name, or all of them. NotRun names what there is."""
+def shipped(names: Sequence[str] | None = None) -> list[Subject]:
+    """The shipped kernels of those names, or all of them. NotRun names what there is."""
     kernels = _inspect.kernels()
     if not kernels:
         raise NotRun("no shipped kernel: the package was built without nvcc")
-    chosen = [k for k in kernels if kernel in (None, k["name"])]
-    if not chosen:
-        known = ", ".join(str(k["name"]) for k in kernels)
-        raise NotRun(f"--kernel {kernel}: there is no such kernel; shipped are {known}")
-    return [_of_family(k) for k in chosen]
+    require_shipped(names, [str(kernel["name"]) for kernel in kernels])
+    return [_of_family(kernel) for kernel in kernels if names is None or kernel["name"] in names]
 
 
 def _peer_shapes() -> tuple[Shape, ...]:
@@ -191,12 +188,12 @@ def peer(name: str) -> Subject:
     return Subject(name, attend, candidate.context, (), _peer_shapes(), outputs=("out",))
 
 
-def choose(kernel: str | None = None, peer_name: str | None = None) -> list[Subject]:
+def choose(kernels: Sequence[str] | None = None, peer_name: str | None = None) -> list[Subject]:
     """What the command line asks for; NotRun if there is no GPU to run it on, or no such thing."""
     require_gpu()
-    return [peer(peer_name)] if peer_name else shipped(kernel)
+    return [peer(peer_name)] if peer_name else shipped(kernels)
 
 
 def by_name(name: str) -> Subject:
     """The subject of that name, in another process than the one that chose it."""
-    return peer(name) if name in PEERS else shipped(name)[0]
+    return peer(name) if name in PEERS else shipped([name])[0]

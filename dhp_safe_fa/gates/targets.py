@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from .sass.gate import Cubin
@@ -46,12 +46,17 @@ def shipped() -> list[Cubin]:
     return cubins
 
 
-def select(cubins: list[Cubin], name: str | None) -> list[Cubin]:
-    """The shipped kernel of that name, or all. NotRun names what there is."""
-    chosen = [cubin for cubin in cubins if name is None or cubin.name == name]
-    if not chosen:
-        raise NotRun(f"--kernel {name}: there is no such kernel; shipped are {', '.join(c.name for c in cubins)}")
-    return chosen
+def select(cubins: list[Cubin], names: Sequence[str] | None) -> list[Cubin]:
+    """The shipped kernels of those names, or all. NotRun names what there is."""
+    require_shipped(names, [cubin.name for cubin in cubins])
+    return [cubin for cubin in cubins if names is None or cubin.name in names]
+
+
+def require_shipped(names: Sequence[str] | None, known: Sequence[str]) -> None:
+    """NotRun if there is no kernel of one of the names."""
+    unknown = [name for name in names or () if name not in known]
+    if unknown:
+        raise NotRun(f"--kernel {unknown[0]}: there is no such kernel; shipped are {', '.join(known)}")
 
 
 def from_files(paths: list[Path]) -> list[Cubin]:

@@ -263,8 +263,8 @@ def pretend(monkeypatch: pytest.MonkeyPatch, gate: str, *results: GateResult) ->
         progress("kernels", 1, 2)
         return list(results)
 
-    def choose(kernel: str | None, peer: str | None) -> list[object]:
-        return [SimpleNamespace(name=kernel, peer=peer, why_not="")]
+    def choose(kernels: list[str] | None, peer: str | None) -> list[object]:
+        return [SimpleNamespace(name=name, peer=peer, why_not="") for name in kernels or ["one"]]
 
     module = SimpleNamespace(run=run, choose=choose)
     monkeypatch.setitem(sys.modules, f"dhp_safe_fa.gates.{gate}.gate", module)
@@ -331,14 +331,14 @@ def test_an_executing_gate_without_a_gpu(
     assert "no CUDA GPU" in result["problems"][0] and "no CUDA GPU" in capsys.readouterr().out
 
 
-def run_all(file: Path, verdicts: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> int:
+def run_all(file: Path, verdicts: dict[str, str], monkeypatch: pytest.MonkeyPatch, *quick: str) -> int:
     """`all`, with the verdicts of the executing gates given."""
 
     def run_executing(gate: str, *_: object) -> tuple[str, list[dict[str, Any]]]:
         return verdicts[gate], [{"gate": gate}]
 
     monkeypatch.setattr(cli, "run_executing", run_executing)
-    return cli.main(["all", "--quick", "--json", str(file)])
+    return cli.main(["all", "--quick", *quick, "--json", str(file)])
 
 
 @pytest.mark.parametrize(
@@ -383,6 +383,18 @@ def test_all_says_which_policy_it_was_given(tmp_path: Path, monkeypatch: pytest.
     how = json.loads(file.read_text())["how"]
     assert how["digests"]["policy"] == hashlib.sha256(policy.read_bytes()).hexdigest() != provenance.of_policy()
     assert how["quick"] == []
+
+
+def test_some_gates_quick(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `make evidence` runs them, on some kernels or all."""
+    copies = [targets.Cubin(name, compile_cubin(tmp_path, CLEAN).read_bytes()) for name in ("a", "b", "c")]
+    monkeypatch.setattr(targets, "shipped", lambda: copies)
+    file = tmp_path / "o.json"
+    quick = ("timing", "counters", "--kernel", "a", "c")
+    assert run_all(file, dict.fromkeys(registry.EXECUTING, "PASS"), monkeypatch, *quick) == 0
+    content = json.loads(file.read_text())
+    assert (content["how"]["quick"], content["how"]["subjects"]) == (["counters", "timing"], "a, c")
+    assert [report["kernel"] for report in content["sass"]] == ["a", "c"]
 
 
 def test_all_goes_on_where_sass_cannot_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
