@@ -65,8 +65,9 @@ class Subject:
         row_classes: classes whose rows are computed again, and the class that is beside them.
         entry: name of the kernel that is under test where a call launches others beside it; empty: all of them are.
         why_not: why a shipped kernel cannot be run, which then has no shapes; else empty.
-        whole: the operator's whole call as a subject, for a gate that compares results, where the attributes above are
-            of one kernel among several. It has the same name for all subjects of the same call.
+        whole: the operator's whole call as a subject, for a gate that looks at calls, where the attributes above are of
+            one kernel among several. It has the same name for all subjects of the same call.
+        launches: name and entry of the kernels that a call on a shape launches, in order; None if nobody says so.
     """
 
     name: str
@@ -87,6 +88,11 @@ class Subject:
     entry: str = ""
     why_not: str = ""
     whole: Callable[[], Subject] | None = None
+    launches: Callable[[Shape], list[tuple[str, str]]] | None = None
+
+    def call(self) -> Subject:
+        """The operator's whole call that this is a part of."""
+        return self.whole() if self.whole else self
 
 
 def require_gpu() -> None:

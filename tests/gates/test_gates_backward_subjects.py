@@ -117,3 +117,23 @@ def test_every_shipped_kernel_is_reached(kernel: dict[str, Any], monkeypatch: py
     monkeypatch.undo()
     found = subjects._of_family(kernel)
     assert found.shapes and not found.why_not
+    whole = found.call()
+    assert whole.shapes and whole.launches
+    for shape in whole.shapes:
+        assert [name for name, _ in whole.launches(shape)].count(found.name) == 1
+
+
+def test_a_whole_call_is_of_all_gradients_where_it_can_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel of "dk dv" is not launched where a call of all gradients has one kernel for them."""
+    assert subjects._of_family(kernel("dk", 256)).call().outputs == backward.GRADIENTS
+    shape = subjects._of_family(kernel("dv", 256)).call().shapes[0]
+    launches = subjects._of_family(kernel("dv", 256)).call().launches
+    entries = ["dhp_attention_delta", *["dhp_attention_bwd"] * 3]
+    assert launches and launches(shape) == list(zip(["delta_256", "dk_256", "dv_256", "dq_256"], entries, strict=True))
+
+    def at_once(*given: Any, **needs: bool) -> list[dict[str, Any]]:
+        return [{"kernel": "one_pass"}] if needs["need_dq"] else plan_backward(*given, **needs)
+
+    monkeypatch.setattr(_inspect, "plan_backward", at_once)
+    whole = subjects._of_family(kernel("dk dv", 64)).call()
+    assert (whole.outputs, whole.name) == (("dk", "dv"), "delta_64 dkdv_64")

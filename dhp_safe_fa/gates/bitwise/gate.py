@@ -119,7 +119,7 @@ def run(subjects: Sequence[Subject], quick: bool, progress: Progress) -> list[Ga
     without a Hopper GPU."""
     require_gpu()
     require_shapes(subjects)
-    calls = {subject.name: subject.whole() if subject.whole else subject for subject in subjects}
+    calls = {subject.name: subject.call() for subject in subjects}
     wholes = {call.name: call for call in calls.values()}
     require_shapes(wholes.values())
     extent = QUICK if quick else FULL

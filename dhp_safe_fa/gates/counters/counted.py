@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -26,21 +26,22 @@ SEED = 20240229  # any: the classes differ by design, not by luck
 
 @dataclass(frozen=True)
 class Step:
-    """One call to be counted: what for (subject or control), shape or twin, with which data, the call, and the name of
-    the kernel that is under test (all that run, if empty)."""
+    """One call to be counted: what for (subject or control), shape or twin, with which data, the call, and name and
+    entry of the kernels that it launches, each to be told apart (none: all that run are counted together)."""
 
     name: str
     label: str
     data: str
     call: Callable[[], object]
-    entry: str = ""
+    launches: Sequence[tuple[str, str]] = ()
 
 
-def _subject_steps(subject: Subject, shapes: int, data: list[str]) -> Iterator[Step]:
-    """Fixed buffers, into which each class is copied: the addresses are the same in every launch."""
+def _subject_steps(name: str, subject: Subject, shapes: int, data: list[str]) -> Iterator[Step]:
+    """Fixed buffers, into which each class is copied: the addresses are the same in every launch. name: of one kernel
+    of the call."""
     # of several shapes always the last, which differs most from the first: odd lengths, masked
-    chosen = [*subject.shapes[: shapes - 1], subject.shapes[-1]] if shapes > 1 else subject.shapes[:1]
-    for shape in chosen:
+    several = [*subject.shapes[: shapes - 1], subject.shapes[-1]] if shapes > 1 else subject.shapes[:1]
+    for shape in several:
         classes = {name: subject.make(name, shape, SEED, "cuda") for name in dict.fromkeys(data)}
         buffers = subject.make("normal", shape, SEED, "cuda")
 
@@ -49,10 +50,11 @@ def _subject_steps(subject: Subject, shapes: int, data: list[str]) -> Iterator[S
                 subject.attend(buffers, is_causal)
 
         call()  # loads and plans whatever is loaded and planned once
-        for name in data:
-            for buffer, content in zip(buffers, classes[name], strict=True):
+        launches = subject.launches(shape) if subject.launches else ()
+        for chosen in data:
+            for buffer, content in zip(buffers, classes[chosen], strict=True):
                 buffer.copy_(content)
-            yield Step(subject.name, str(shape), name, call, subject.entry)
+            yield Step(name, str(shape), chosen, call, launches)
 
 
 def _control_steps(names: list[str], data: list[str]) -> Iterator[Step]:
@@ -76,7 +78,7 @@ def _steps(request: dict[str, Any]) -> Iterator[Step]:
     if request["controls"]:
         yield from _control_steps(request["controls"], request["control_data"])
     for name, data in request["subjects"].items():
-        yield from _subject_steps(by_name(name), request["shapes"], data)
+        yield from _subject_steps(name, by_name(name).call(), request["shapes"], data)
 
 
 def main(path: Path) -> None:
@@ -91,7 +93,7 @@ def main(path: Path) -> None:
         torch.cuda.synchronize()
         torch.cuda.nvtx.range_pop()
         torch.cuda.profiler.stop()
-        done.append({"name": step.name, "label": step.label, "data": step.data, "entry": step.entry})
+        done.append({"name": step.name, "label": step.label, "data": step.data, "launches": step.launches})
         print(f"{number + 1} {step.name}", flush=True)
     Path(request["steps"]).write_text(json.dumps(done))
 

@@ -338,21 +338,30 @@ def _as_json(seen: Study) -> dict[str, Any]:
 
 
 def run(subjects: list[Subject], quick: bool, progress: Progress) -> list[GateResult]:
-    """Count controls and subjects. NotRun if there is no Nsight Compute, or it may not count."""
+    """Count controls and subjects; the kernels of a call in one. NotRun if there is no Nsight Compute, or it may not
+    count."""
     require_shapes(subjects)
+    calls: dict[str, Subject] = {}
+    parts: dict[str, tuple[str, ...]] = {}
+    for subject in subjects:
+        call = subject.call()
+        first = next((name for name, other in calls.items() if other.name == call.name), subject.name)
+        calls.setdefault(first, call)
+        parts[first] = (*parts.get(first, ()), subject.name)
+    require_shapes(calls.values())
     expected = controls.load_controls(lambda text: progress(text, 0, 1)).expected_of(GATE)
     extent = QUICK if quick else FULL
-    names = tuple(subject.name for subject in subjects)
-    shapes = min(extent.shapes, *(len(subject.shapes) for subject in subjects))
+    shapes = min(extent.shapes, *(len(call.shapes) for call in calls.values()))
     planted, planted_once = tuple(expected), tuple(CONTROLS_ONCE.values())
-    data = {subject.name: extent.data(subject.classes) for subject in subjects}
-    data_once = {subject.name: extent.once(subject.classes) for subject in subjects}
-    first = Request((*DEMANDED, *CANDIDATES, *WITHIN), data, shapes, planted, extent.control_data)
+    data = {name: extent.data(call.classes) for name, call in calls.items()}
+    data_once = {name: extent.once(call.classes) for name, call in calls.items()}
+    cheap = (*DEMANDED, *CANDIDATES, *WITHIN)
     costly = (*DEMANDED_ONCE, *CANDIDATES_ONCE, *REPORTED)
-    second = Request(costly, data_once, 1, planted_once, extent.control_data_once)
-    in_first = first.calls
-    total = in_first + second.calls
-    often = ncu.measure(first, lambda done, what: progress(what, done, total))
-    once = ncu.measure(second, lambda done, what: progress(what, in_first + done, total))
+    for_all = Request(cheap, data, shapes, planted, extent.control_data, parts)
+    for_one = Request(costly, data_once, 1, planted_once, extent.control_data_once, parts)
+    in_first = for_all.calls
+    total = in_first + for_one.calls
+    often = ncu.measure(for_all, lambda done, what: progress(what, done, total))
+    once = ncu.measure(for_one, lambda done, what: progress(what, in_first + done, total))
     outcomes = [*judge_controls(often, expected), *judge_controls_once(once)]
-    return [judge_subject(name, often, once, outcomes) for name in names]
+    return [judge_subject(subject.name, often, once, outcomes) for subject in subjects]

@@ -11,8 +11,9 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 from .. import tools
 from ..controls import TWINS
@@ -32,6 +33,8 @@ class Request:
     Attributes:
         metrics: by the names of ``ncu --query-metrics``, with their suffix.
         subjects: name of a subject to the classes of inputs with which each shape is run; one that comes twice is A/A.
+            A kernel stands for all of the operator's call that launches it.
+        parts: to such a name those of all kernels under test that its call launches; itself, if it is not named here.
         shapes: how many of each subject's.
         controls: names of controls, both twins of which are run.
         control_data: names of ``inputs.planted_secrets``, with which they are run.
@@ -42,6 +45,7 @@ class Request:
     shapes: int
     controls: tuple[str, ...] = ()
     control_data: tuple[str, ...] = ()
+    parts: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
     @property
     def calls(self) -> int:
@@ -59,7 +63,7 @@ class Count:
         label: the shape, or the twin.
         data: the class of data.
         kernels: those that ran.
-        values: metric to value, over these kernels, or over the one that is under test.
+        values: metric to value, over these kernels, or of the one that the name is of; none if others ran than planned.
     """
 
     name: str
@@ -136,11 +140,21 @@ def _is_sum(metric: str) -> bool:
     return metric.endswith(".sum") or _is_per_opcode(metric)
 
 
-def combine(steps: list[dict[str, str]], rows: Iterable[tuple[int, str, dict[str, float]]]) -> list[Count]:
-    """One count for each step. Sums are added up over the kernels of a call; of anything else the largest counts.
+def _together(kernels: Iterable[dict[str, float]]) -> dict[str, float]:
+    """Sums are added up over the kernels of a call; of anything else the largest counts."""
+    together: dict[str, float] = {}
+    for values in kernels:
+        for metric, value in values.items():
+            old = together.get(metric, 0.0)
+            together[metric] = old + value if _is_sum(metric) else max(old, value)
+    return together
 
-    A step with an "entry" is about the one kernel of that name. NotRun if the call did not launch it, or more than
-    once: what one of them does differently could be made up for by the other.
+
+def combine(steps: list[dict[str, Any]], rows: Iterable[tuple[int, str, dict[str, float]]]) -> list[Count]:
+    """One count for each step; for each kernel that it launches, if it says which: in their order, so that two launches
+    of one function are told apart.
+
+    A call that launched others has no values for any. NotRun if that is so with all data: the plan is wrong.
     """
     grouped: dict[int, list[tuple[str, dict[str, float]]]] = {}
     for number, kernel, values in rows:
@@ -149,20 +163,23 @@ def combine(steps: list[dict[str, str]], rows: Iterable[tuple[int, str, dict[str
         grouped.setdefault(number, []).append((kernel, values))
     counts = []
     for number, step in enumerate(steps):
-        kernels = grouped.get(number, [])
-        if not kernels:
+        if number not in grouped:
             raise NotRun(f"ncu counted no kernel of {step['name']} ({step['label']}, {step['data']})")
-        together: dict[str, float] = {}
-        entry = step.get("entry", "")
-        tested = [values for kernel, values in kernels if entry in ("", kernel)]
-        if entry and len(tested) != 1:
-            raise NotRun(f"a call of {step['name']} ({step['label']}) launched {entry} {len(tested)} times, not once")
-        for values in tested:
-            for metric, value in values.items():
-                old = together.get(metric, 0.0)
-                together[metric] = old + value if _is_sum(metric) else max(old, value)
-        names = tuple(kernel for kernel, _ in kernels)
-        counts.append(Count(step["name"], step["label"], step["data"], names, together))
+        entries = tuple(kernel for kernel, _ in grouped[number])
+        counted = [values for _, values in grouped[number]]
+        planned = step.get("launches") or ()
+        if not planned:
+            found = {str(step["name"]): _together(counted)}
+        elif entries == tuple(entry for _, entry in planned):
+            found = dict(zip((str(name) for name, _ in planned), counted, strict=True))
+        else:
+            found = {str(name): {} for name, _ in planned}
+        counts += [Count(name, step["label"], step["data"], entries, some) for name, some in found.items()]
+    as_planned = {(count.name, count.label) for count in counts if count.values}
+    for count in counts:
+        if (count.name, count.label) not in as_planned:
+            launched = ", ".join(count.kernels)
+            raise NotRun(f"a call of {count.name} ({count.label}) launched {launched}, which is not what was planned")
     return counts
 
 
@@ -172,7 +189,8 @@ def require_complete(request: Request, counts: Sequence[Count]) -> None:
     for count in counts:
         labels.setdefault(count.name, {}).setdefault(count.label, []).append(count.data)
     wanted = {name: (len(TWINS), request.control_data) for name in request.controls}
-    wanted |= {name: (request.shapes, data) for name, data in request.subjects.items()}
+    for call, data in request.subjects.items():
+        wanted |= {name: (request.shapes, data) for name in request.parts.get(call, (call,))}
     for name, (number, data) in wanted.items():
         found = labels.get(name, {})
         if len(found) != number or any(sorted(one) != sorted(data) for one in found.values()):

@@ -1,7 +1,7 @@
 """The backward under test: a kernel computes "dk dv", "dk", "dv" or "dq", and a call asks for no more than that.
 
-The kernels of a call share a stream with `delta`, which comes first. What is counted and timed is told apart by the
-name of the function in the cubin, so a call may launch each function once only.
+The kernels of a call share a stream with `delta`, which comes first. What is timed is told apart by the name of the
+function in the cubin, so a call may launch each function once only; what is counted, by its place among the launches.
 """
 
 from __future__ import annotations
@@ -60,16 +60,23 @@ def subject_of(kernel: dict[str, Any], call: Call) -> Subject:
     """The kernel as a part of that call. NotRun if no shape was found on which the call launches it, and its function
     only once."""
     name, entry = str(kernel["name"]), str(kernel["entry"])
-    entries = {one["name"]: one["entry"] for one in _inspect.kernels()}
+    entries = {str(one["name"]): str(one["entry"]) for one in _inspect.kernels()}
 
     def is_launched(shape: Shape) -> bool:
         return [one for one in call.launches(shape) if entries[one] == entry] == [name]
 
-    def whole() -> Subject:
-        every = Call(GRADIENTS)
+    def whole_of(every: Call) -> Subject:
         shapes = shapes_that(lambda shape: name in every.launches(shape), kernel)
         launched = tuple(dict.fromkeys(one for shape in shapes for one in every.launches(shape)))
-        return _subject(" ".join(launched), every, launched, shapes)
+        subject = _subject(" ".join(launched), every, launched, shapes)
+        return replace(subject, launches=lambda shape: [(one, entries[one]) for one in every.launches(shape)])
+
+    def whole() -> Subject:
+        """Of all gradients; of those that were asked for, if only such a call launches the kernel."""
+        try:
+            return whole_of(Call(GRADIENTS))
+        except NotRun:
+            return whole_of(call)
 
     found = _subject(name, call, (name,), shapes_that(is_launched, kernel))
     return replace(found, cubin_sha256=str(kernel["cubin_sha256"]), entry=entry, whole=whole)

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from itertools import product
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from dhp_safe_fa.gates import controls, inputs, tools
 from dhp_safe_fa.gates.counters import gate as counters
-from dhp_safe_fa.gates.counters.ncu import Count
+from dhp_safe_fa.gates.counters.ncu import Count, Request
+from dhp_safe_fa.gates.inputs import Shape
 from dhp_safe_fa.gates.sass.listing import Program, parse_listing
+from dhp_safe_fa.gates.subjects import Subject
 from dhp_safe_fa.gates.verdict import FAIL, INVALID, PASS, ControlOutcome
 
 EXACT = "smsp__thread_inst_executed_pred_on.sum"
@@ -257,3 +261,35 @@ def test_every_class_and_an_aa_pair_are_run() -> None:
         assert set(extent.data(classes)) == set(classes)
         for data in (extent.data(classes), extent.once(classes), extent.control_data, extent.control_data_once):
             assert len(set(data)) < len(data)
+
+
+def test_the_kernels_of_a_call_are_counted_in_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every call once, every kernel by itself: a difference in one is no other's."""
+    shape = Shape(1, 1, 1, 64, 64, 64, "float16", False)
+
+    def subject(name: str, call: str = "") -> Subject:
+        own = Subject(name, lambda *_: (), nullcontext, (name,), (shape,), classes=CLASSES)
+        whole = Subject(call, lambda *_: (), nullcontext, (name,), (shape,), classes=CLASSES)
+        return replace(own, whole=lambda: whole) if call else own
+
+    expected = {"loop_bound": controls.CAUGHT}
+    monkeypatch.setattr(controls, "load_controls", lambda tell: SimpleNamespace(expected_of=lambda gate: expected))
+    monkeypatch.setattr(counters, "judge_controls", lambda *_: RIGHT)
+    monkeypatch.setattr(counters, "judge_controls_once", lambda *_: [])
+    asked: list[Request] = []
+
+    def measure(request: Request, tell: Callable[[int, str], None]) -> list[Count]:
+        asked.append(request)
+        found = []
+        for call, data in request.subjects.items():
+            for name, chosen in product(request.parts[call], data):
+                value = 6.0 if (name, chosen) == ("dv", "zeros") else 5.0
+                found.append(Count(name, "shape", chosen, ("kernel",), dict.fromkeys(request.metrics, value)))
+        return found
+
+    monkeypatch.setattr(counters.ncu, "measure", measure)
+    some = [subject("fwd"), subject("dk", "dk dv"), subject("dv", "dk dv")]
+    results = counters.run(some, True, lambda *_: None)
+    assert [(result.subject, result.verdict) for result in results] == [("fwd", PASS), ("dk", PASS), ("dv", FAIL)]
+    for request in asked:
+        assert list(request.subjects) == ["fwd", "dk"] and request.parts == {"fwd": ("fwd",), "dk": ("dk", "dv")}

@@ -107,15 +107,46 @@ def test_kernels_of_one_call_are_combined() -> None:
     assert count.values == {EXACT: 7, counters.REGISTERS: 100, f"{counters.OPCODES}:FFMA": 3}
 
 
-def test_the_kernel_under_test_is_counted_alone() -> None:
-    step = {"name": "bwd", "label": "shape", "data": "zeros", "entry": "second"}
-    rows = [(0, name, {EXACT: value}) for name, value in (("first", 3.0), ("second", 4.0), ("third", 5.0))]
-    (count,) = counters_ncu.combine([step], rows)
-    assert (count.kernels, count.values) == (("first", "second", "third"), {EXACT: 4})
-    with pytest.raises(tools.NotRun, match=r"bwd \(shape\) launched second 2 times, not once"):
-        counters_ncu.combine([step], [*rows, rows[1]])
-    with pytest.raises(tools.NotRun, match="launched second 0 times"):
-        counters_ncu.combine([step], rows[:1])
+# Of three launches two are of one function.
+LAUNCHES = [["delta_64", "delta"], ["dk_64", "bwd"], ["dv_64", "bwd"]]
+
+
+def launched(number: int, *entries: str) -> list[tuple[int, str, dict[str, float]]]:
+    return [(number, entry, {EXACT: 3.0 + at}) for at, entry in enumerate(entries)]
+
+
+def test_each_kernel_of_a_planned_call_is_counted_alone() -> None:
+    step = {"name": "dk_64", "label": "shape", "data": "zeros", "launches": LAUNCHES}
+    counts = counters_ncu.combine([step], launched(0, "delta", "bwd", "bwd"))
+    assert [(count.name, count.values) for count in counts] == [
+        ("delta_64", {EXACT: 3}), ("dk_64", {EXACT: 4}), ("dv_64", {EXACT: 5})
+    ]  # fmt: skip
+    assert {count.kernels for count in counts} == {("delta", "bwd", "bwd")}
+
+
+def test_data_that_decide_what_a_planned_call_launches_are_found() -> None:
+    """In every kernel of the call: nobody can tell what was left out."""
+    steps = [{"name": "dk_64", "label": "shape", "data": data, "launches": LAUNCHES} for data in ("a", "a", "b")]
+    rows = [*launched(0, "delta", "bwd", "bwd"), *launched(1, "delta", "bwd", "bwd"), *launched(2, "delta", "bwd")]
+    counts = counters_ncu.combine(steps, rows)
+    assert [count.values for count in counts if count.data == "b"] == [{}, {}, {}]
+    for name in ("delta_64", "dk_64", "dv_64"):
+        assert counters.findings(counters.study([count for count in counts if count.name == name]), {})
+
+
+@pytest.mark.parametrize("entries", [("delta", "bwd"), ("bwd", "delta", "bwd"), ("delta", "bwd", "bwd", "bwd")])
+def test_another_plan_than_what_ran_is_not_run(entries: tuple[str, ...]) -> None:
+    step = {"name": "dk_64", "label": "shape", "data": "zeros", "launches": LAUNCHES}
+    with pytest.raises(tools.NotRun, match=r"call of delta_64 \(shape\) launched .*, which is not what was planned"):
+        counters_ncu.combine([step], launched(0, *entries))
+
+
+def test_a_kernel_of_a_call_that_was_not_counted_is_missed() -> None:
+    request = Request((EXACT,), {"dk_64": ("zeros",)}, 1, parts={"dk_64": ("dk_64", "delta_64")})
+    counts = [Count(name, "shape", "zeros", ("kernel",), {EXACT: 5}) for name in ("dk_64", "delta_64")]
+    counters_ncu.require_complete(request, counts)
+    with pytest.raises(tools.NotRun, match="all calls of delta_64: 0 of 1"):
+        counters_ncu.require_complete(request, counts[:1])
 
 
 def test_a_row_of_no_call_is_not_run() -> None:
