@@ -25,7 +25,18 @@ MUTATIONS = (
         "no_arrival_for_the_missing_v",
         (("mbarrier_arrive_expect_tx(load.active && load.loads_v, pairs_full, 0);", ""),),
     ),
-    Mutation("k_asked_for_twice", (("LOAD_PAIR(!EARLY_K || load.loads_v, t - 1);", "LOAD_PAIR(1, t - 1);"),)),
+    Mutation(
+        "asked_for_before_the_turn",
+        (
+            ("if (!EARLY_K) LOAD_PAIR(1, t - 1);", ""),
+            (
+                "take_turn(TURN + group); } while (0)",
+                "LOAD_PAIR(!EARLY_K, t - 1); take_turn(TURN + group); } while (0)",
+            ),
+        ),
+    ),
+    Mutation("warps_of_a_lone_one_do_not_meet", (("if (WARPGROUPS == 1 || EARLY_K)", "if (EARLY_K)"),)),
+    Mutation("k_asked_for_twice", (("LOAD_PAIR(load.loads_v, t - 1);", "LOAD_PAIR(1, t - 1);"),)),
     Mutation("early_k_never_asked_for", (("LOAD_PAIR(!load.loads_v, t);", "LOAD_PAIR(0, t);"),)),
     Mutation(
         "k_asked_for_before_all_have_scores", (("(is_last_group, SCORED + pair.index,", "(0, SCORED + pair.index,"),)

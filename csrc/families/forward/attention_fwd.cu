@@ -15,10 +15,11 @@
  * barriers. With one warpgroup there is no turn to hand over; if CTAS_PER_SM is not 1, others on the multiprocessor
  * fill the gaps.
  *
- * Before step t the last warpgroup meets the others' end of step t-1: the stage of that step's pair is free, and the
- * loaders, warps of the last warpgroup, ask TMA for the pair that comes there STAGES steps after that one, in the next
- * query tile if this one ends before. So the stream of tiles never stops, and asking costs no time while others have
- * the turn. A lone warpgroup asks after it has issued its products.
+ * When the last warpgroup has the turn of step t, all have finished step t-1: the stage of that step's pair is free,
+ * and the loaders, warps of the last warpgroup, ask TMA for the pair that comes there STAGES steps after that one, in
+ * the next query tile if this one ends before. So the stream of tiles never stops, and asking costs no time: it comes
+ * after the products of the step have been issued. With two stages that would be too late: there the others tell the
+ * last warpgroup earlier how far they are.
  *
  * Keys are visited from the last visible tile down to tile 0, in tiles of TILE_K counted from key 0, so the tiles that
  * need a mask come first, and the order of every sum is fixed by the keys alone: a row's bits do not depend on its
@@ -115,22 +116,25 @@ dhp_attention_fwd(const __grid_constant__ CUtensorMap q_map, const __grid_consta
     }                                                               \
   } while (0)
 
-/* Step t > 0 begins: this warpgroup has finished step t-1 (the last one knows it of all), and has the tensor cores. */
-#define BEGIN_STEP()                                                                  \
-  do {                                                                                \
-    bar_arrive(WARPGROUPS > 1 && !is_last_group, FINISHED + pair.index, CTA_THREADS); \
-    bar_sync(WARPGROUPS == 1 || is_last_group, FINISHED + pair.index, CTA_THREADS);   \
-    if (WARPGROUPS > 1) {                                                             \
-      LOAD_PAIR(!EARLY_K || load.loads_v, t - 1);                                     \
-      take_turn(TURN + group);                                                        \
-    }                                                                                 \
+/*
+ * Step t > 0 begins: this warpgroup has finished step t-1, and takes the tensor cores. The last one so knows that all
+ * have finished step t-1; a lone one that all its warps have. With k asked for early, v is asked for here.
+ */
+#define BEGIN_STEP()                                                                    \
+  do {                                                                                  \
+    if (WARPGROUPS == 1 || EARLY_K) {                                                   \
+      bar_arrive(WARPGROUPS > 1 && !is_last_group, FINISHED + pair.index, CTA_THREADS); \
+      bar_sync(WARPGROUPS == 1 || is_last_group, FINISHED + pair.index, CTA_THREADS);   \
+      if (EARLY_K) LOAD_PAIR(load.loads_v, t - 1);                                      \
+    }                                                                                   \
+    take_turn(TURN + group);                                                            \
   } while (0)
 
-/* What is issued in the step has been issued. A lone warpgroup loads now: before, it would delay the products. */
-#define HAND_OVER(go)                         \
-  do {                                        \
-    give_turn(go, next_turn);                 \
-    if (WARPGROUPS == 1) LOAD_PAIR(1, t - 1); \
+/* What is issued in the step has been issued, and loads delay nothing. */
+#define HAND_OVER(go)                  \
+  do {                                 \
+    give_turn(go, next_turn);          \
+    if (!EARLY_K) LOAD_PAIR(1, t - 1); \
   } while (0)
 
 /* S(t) = q k(t)^T, and O (+)= P(t-1) v(t-1). */
