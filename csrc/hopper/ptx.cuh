@@ -123,6 +123,30 @@ DHP_PTX void tma_load(int go, uint32_t destination, const CUtensorMap *map, uint
                : "memory");
 }
 
+/* If go: one arrival for the calling warp, and the box that it announces: one election for both. */
+DHP_PTX void tma_load_announced(int go, uint32_t destination, const CUtensorMap *map, uint32_t barrier, uint32_t bytes,
+                                int d, int s, int h, int b) {
+  asm volatile("{.reg .pred one; elect.sync _|one, 0xffffffff; setp.ne.and.s32 one, %7, 0, one;\n"
+               "@one mbarrier.arrive.expect_tx.shared::cta.b64 _, [%2], %8;\n"
+               "@one cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes"
+               " [%0], [%1, {%3, %4, %5, %6}], [%2];}" ::"r"(destination),
+               "l"(map), "r"(barrier), "r"(d), "r"(s), "r"(h), "r"(b), "r"(go), "r"(bytes)
+               : "memory");
+}
+
+/* If go: the same with two boxes, which begin at columns d and e. */
+DHP_PTX void tma_load_two_announced(int go, uint32_t first, uint32_t second, const CUtensorMap *map, uint32_t barrier,
+                                    uint32_t bytes, int d, int e, int s, int h, int b) {
+  asm volatile("{.reg .pred one; elect.sync _|one, 0xffffffff; setp.ne.and.s32 one, %7, 0, one;\n"
+               "@one mbarrier.arrive.expect_tx.shared::cta.b64 _, [%2], %8;\n"
+               "@one cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes"
+               " [%0], [%1, {%3, %4, %5, %6}], [%2];\n"
+               "@one cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes"
+               " [%9], [%1, {%10, %4, %5, %6}], [%2];}" ::"r"(first),
+               "l"(map), "r"(barrier), "r"(d), "r"(s), "r"(h), "r"(b), "r"(go), "r"(bytes), "r"(second), "r"(e)
+               : "memory");
+}
+
 /* If go: box at (x, y) of a map of rank 2. */
 DHP_PTX void tma_load_2d(int go, uint32_t destination, const CUtensorMap *map, uint32_t barrier, int x, int y) {
   asm volatile("{.reg .pred one; elect.sync _|one, 0xffffffff; setp.ne.and.s32 one, %5, 0, one;\n"

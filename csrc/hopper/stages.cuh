@@ -40,4 +40,16 @@ static __device__ __forceinline__ void load_boxes(int go, uint32_t destination, 
     tma_load(go, destination + box * box_bytes, map, full, column + box * BOX_COLUMNS, row, head, batch);
 }
 
+/* If go: announces them, too, the boxes being all that this warp brings in this phase. */
+template <int boxes>
+static __device__ __forceinline__ void load_announced(int go, uint32_t destination, int box_bytes,
+                                                      const CUtensorMap *map, uint32_t full, int column, int row,
+                                                      int head, int batch) {
+  if (boxes == 1)
+    tma_load_announced(go, destination, map, full, box_bytes, column, row, head, batch);
+  else
+    tma_load_two_announced(go, destination, destination + box_bytes, map, full, 2 * box_bytes, column,
+                           column + BOX_COLUMNS, row, head, batch);
+}
+
 #endif

@@ -28,20 +28,27 @@ MUTATIONS = (
     Mutation(
         "asked_for_before_the_turn",
         (
-            ("if (!EARLY_K) LOAD_PAIR(1, t - 1);", ""),
+            ("if (!EARLY_K) LOAD(1, t - 1);", ""),
             (
                 "take_turn(TURN + group); } while (0)",
-                "LOAD_PAIR(!EARLY_K, t - 1); take_turn(TURN + group); } while (0)",
+                "LOAD(!EARLY_K, t - 1); take_turn(TURN + group); } while (0)",
             ),
         ),
     ),
     Mutation("warps_of_a_lone_one_do_not_meet", (("if (WARPGROUPS == 1 || EARLY_K)", "if (EARLY_K)"),)),
-    Mutation("k_asked_for_twice", (("LOAD_PAIR(load.loads_v, t - 1);", "LOAD_PAIR(1, t - 1);"),)),
-    Mutation("early_k_never_asked_for", (("LOAD_PAIR(!load.loads_v, t);", "LOAD_PAIR(0, t);"),)),
+    Mutation("k_asked_for_twice", (("LOAD(load.loads_v, t - 1);", "LOAD(1, t - 1);"),)),
+    Mutation("early_k_never_asked_for", (("LOAD(!load.loads_v, t);", "LOAD(0, t);"),)),
     Mutation(
         "k_asked_for_before_all_have_scores", (("(is_last_group, SCORED + pair.index,", "(0, SCORED + pair.index,"),)
     ),
+    Mutation("own_pairs_past_the_end", (("(t < now.key_tiles - STAGES)", "(t < now.key_tiles)"),)),
+    Mutation(
+        "own_pairs_of_the_next_head", (("now->key_head,\n            now->batch", "now->key_head + 1, now->batch"),)
+    ),
     Mutation("loads_after_a_time_out", (("load_pair((go) && arrived,", "load_pair((go),"),), time_outs=True),
+    Mutation(
+        "loads_own_after_a_time_out", (("load_own_pair((go) && arrived,", "load_own_pair((go),"),), time_outs=True
+    ),
     Mutation("rows_not_poisoned", (("poison = arrived ? 0.f : NAN;", "poison = 0.f;"),), time_outs=True),
 )
 

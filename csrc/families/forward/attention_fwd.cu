@@ -102,17 +102,21 @@ dhp_attention_fwd(const __grid_constant__ CUtensorMap q_map, const __grid_consta
 /* With two stages k is asked for before v, or it would come too late: at once when all have their scores. */
 #define EARLY_K (WARPGROUPS > 1 && STAGES == 2)
 
-/* If go: into the stage of step `done`, for STAGES steps later. */
-#define LOAD_PAIR(go, done) \
+/* If go: into the stage of step `done`, for STAGES steps later; the second, where all know that to be in this query
+ * tile.
+ */
+#define LOAD_ANY(go, done) \
   load_pair((go) && arrived, &load, pairs_full, index_before(pair.index), (done) + STAGES, &now, &next)
+#define LOAD_OWN(go, done) \
+  load_own_pair((go) && arrived, &load, pairs_full, index_before(pair.index), (done) + STAGES, &now)
 
 /* S(t) has come. */
-#define LOAD_K()                                                    \
+#define LOAD_K(LOAD)                                                \
   do {                                                              \
     if (EARLY_K) {                                                  \
       bar_arrive(!is_last_group, SCORED + pair.index, CTA_THREADS); \
       bar_sync(is_last_group, SCORED + pair.index, CTA_THREADS);    \
-      LOAD_PAIR(!load.loads_v, t);                                  \
+      LOAD(!load.loads_v, t);                                       \
     }                                                               \
   } while (0)
 
@@ -120,21 +124,21 @@ dhp_attention_fwd(const __grid_constant__ CUtensorMap q_map, const __grid_consta
  * Step t > 0 begins: this warpgroup has finished step t-1, and takes the tensor cores. The last one so knows that all
  * have finished step t-1; a lone one that all its warps have. With k asked for early, v is asked for here.
  */
-#define BEGIN_STEP()                                                                    \
+#define BEGIN_STEP(LOAD)                                                                \
   do {                                                                                  \
     if (WARPGROUPS == 1 || EARLY_K) {                                                   \
       bar_arrive(WARPGROUPS > 1 && !is_last_group, FINISHED + pair.index, CTA_THREADS); \
       bar_sync(WARPGROUPS == 1 || is_last_group, FINISHED + pair.index, CTA_THREADS);   \
-      if (EARLY_K) LOAD_PAIR(load.loads_v, t - 1);                                      \
+      if (EARLY_K) LOAD(load.loads_v, t - 1);                                           \
     }                                                                                   \
     take_turn(TURN + group);                                                            \
   } while (0)
 
 /* What is issued in the step has been issued, and loads delay nothing. */
-#define HAND_OVER(go)                  \
-  do {                                 \
-    give_turn(go, next_turn);          \
-    if (!EARLY_K) LOAD_PAIR(1, t - 1); \
+#define HAND_OVER(go, LOAD)       \
+  do {                            \
+    give_turn(go, next_turn);     \
+    if (!EARLY_K) LOAD(1, t - 1); \
   } while (0)
 
 /* S(t) = q k(t)^T, and O (+)= P(t-1) v(t-1). */
@@ -155,16 +159,16 @@ dhp_attention_fwd(const __grid_constant__ CUtensorMap q_map, const __grid_consta
     arrived &= mbarrier_wait(pairs_full + 8 * pair.index, pair.parity, p.zero); \
   } while (0)
 
-/* Step t > 0, with the mask or without. */
-#define RUN_STEP(masked)                  \
+/* Step t > 0, with the mask or without, and with which of the two loads. */
+#define RUN_STEP(masked, LOAD)            \
   do {                                    \
-    BEGIN_STEP();                         \
+    BEGIN_STEP(LOAD);                     \
     ISSUE_SCORES();                       \
     ISSUE_OUTPUT();                       \
-    HAND_OVER(1);                         \
+    HAND_OVER(1, LOAD);                   \
     pair = stage_after(pair);             \
     wgmma_wait(1);                        \
-    LOAD_K();                             \
+    LOAD_K(LOAD);                         \
     SOFTMAX(masked);                      \
     wgmma_wait(0);                        \
     rescale_output(o, stats.rescale);     \
@@ -197,25 +201,28 @@ dhp_attention_fwd(const __grid_constant__ CUtensorMap q_map, const __grid_consta
     const query_tile next = nth_query_tile(&p, ++nth);
     load_skipped((int)arrived, &load, pairs_full, pair.index, &now, &next);
     wgmma_wait(0);
-    LOAD_K();
+    LOAD_K(LOAD_ANY);
     SOFTMAX(1);
     pack_probabilities(probabilities, s);
 
-    /* Steps 1 to key_tiles - 1. */
+    /* Steps 1 to key_tiles - 1. Most of them ask for this query tile's own pairs only. */
 #pragma unroll 1
     while (t < now.masked)
-      RUN_STEP(1);
+      RUN_STEP(1, LOAD_ANY);
+#pragma unroll 1
+    while (t < now.key_tiles - STAGES)
+      RUN_STEP(0, LOAD_OWN);
 #pragma unroll 1
     while (t < now.key_tiles)
-      RUN_STEP(0);
+      RUN_STEP(0, LOAD_ANY);
 
     /* The last step: P v, and the sums of the quad meanwhile. */
-    BEGIN_STEP();
+    BEGIN_STEP(LOAD_ANY);
     load_queries(loads_q && arrived && next.key_tiles > 0, &q_map, q_rows, q_full, next.row + (group << p.log2_rows),
                  &next);
     wgmma_fence();
     ISSUE_OUTPUT();
-    HAND_OVER(!(is_last_group && next.key_tiles == 0));
+    HAND_OVER(!(is_last_group && next.key_tiles == 0), LOAD_ANY);
     float factor[THREAD_ROWS];
     const float poison = arrived ? 0.f : NAN;
 #pragma unroll

@@ -32,6 +32,13 @@ static __device__ __forceinline__ loader loader_of(int warp, const CUtensorMap *
   return l;
 }
 
+/* If go: asks for this warp's part of a pair, the tile of k or of v that begins at this row, into a stage. */
+static __device__ __forceinline__ void load_part(int go, const loader *l, uint32_t pairs_full, int index, int row,
+                                                 int key_head, int batch) {
+  load_announced<LOADS>(go, l->tiles + index * KV_BYTES, KV_BOX_BYTES, l->map, pairs_full + 8 * index, l->column, row,
+                        key_head, batch);
+}
+
 /*
  * If go: asks for this warp's part of pair u of this query tile, or of the next one if its key tile, counted from the
  * last visible one, is past the end. A tile beyond both is not asked for: load_skipped does that later. After the CTA's
@@ -43,10 +50,14 @@ static __device__ __forceinline__ void load_pair(int go, const loader *l, uint32
   const int tile = past ? next->key_tiles - 1 - (visit - now->key_tiles) : now->key_tiles - 1 - visit;
   const int key_head = past ? next->key_head : now->key_head, batch = past ? next->batch : now->batch;
   const int wanted = go && l->active && visit < now->key_tiles + next->key_tiles + zeros;
-  const uint32_t full = pairs_full + 8 * index;
-  mbarrier_arrive_expect_tx(wanted, full, LOADS * KV_BOX_BYTES);
-  load_boxes(wanted, l->tiles + index * KV_BYTES, l->map, full, LOADS, KV_BOX_BYTES, l->column, tile * TILE_K, key_head,
-             batch);
+  load_part(wanted, l, pairs_full, index, tile * TILE_K, key_head, batch);
+}
+
+/* The same for a pair that is known to be this query tile's: less to compute. */
+static __device__ __forceinline__ void load_own_pair(int go, const loader *l, uint32_t pairs_full, int index, int u,
+                                                     const query_tile *now) {
+  load_part(go && l->active, l, pairs_full, index, (now->key_tiles - 1 - (u - l->loads_v)) * TILE_K, now->key_head,
+            now->batch);
 }
 
 /*

@@ -39,6 +39,16 @@ static inline void tma_load(int go, uint32_t destination, const CUtensorMap *map
                             int b) {
   if (go) sim::load(destination, barrier, sim::Tile{map->tensor, d, s, h, b});
 }
+static inline void tma_load_announced(int go, uint32_t destination, const CUtensorMap *map, uint32_t barrier,
+                                      uint32_t bytes, int d, int s, int h, int b) {
+  mbarrier_arrive_expect_tx(go, barrier, bytes);
+  tma_load(go, destination, map, barrier, d, s, h, b);
+}
+static inline void tma_load_two_announced(int go, uint32_t first, uint32_t second, const CUtensorMap *map,
+                                          uint32_t barrier, uint32_t bytes, int d, int e, int s, int h, int b) {
+  tma_load_announced(go, first, map, barrier, bytes, d, s, h, b);
+  tma_load(go, second, map, barrier, e, s, h, b);
+}
 static inline void tma_load_2d(int go, uint32_t destination, const CUtensorMap *map, uint32_t barrier, int x, int y) {
   if (go) sim::load(destination, barrier, sim::Tile{map->tensor, x, y, 0, 0});
 }
