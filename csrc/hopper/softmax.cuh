@@ -53,22 +53,22 @@ static __device__ __forceinline__ void softmax_step(float *s, row_stats *stats, 
   }
 #pragma unroll
   for (int r = 0; r < THREAD_ROWS; r++) {
-    float top = fmaxf(s[2 * r], s[2 * r + 1]);
+    float top = fmaxf(fmaxf(stats->shift[r], s[2 * r]), s[2 * r + 1]);
 #pragma unroll
     for (int i = 4; i < SCORES; i += 4)
       top = fmaxf(top, fmaxf(s[i + 2 * r], s[i + 2 * r + 1]));
-    top = fmaxf(top, __shfl_xor_sync(FULL_MASK, top, 1));
-    top = fmaxf(top, __shfl_xor_sync(FULL_MASK, top, 2));
-    top = fmaxf(top, stats->shift[r]);
-    const float shift = fminf(top, p->highest_score), scale = scale_of(shift, p), scaled = shift * scale;
+    float shift = fminf(top, p->highest_score);
+    shift = fmaxf(shift, __shfl_xor_sync(FULL_MASK, shift, 1));
+    shift = fmaxf(shift, __shfl_xor_sync(FULL_MASK, shift, 2));
+    const float scale = scale_of(shift, p), scaled = shift * scale;
     stats->rescale[r] = dhp_ct_exp2(fmaf(stats->shift[r], scale, -scaled));
     stats->shift[r] = shift;
-    float sum = 0.f;
+    float sum = 0.f; /* in fact it begins with the first two: 0 + x would be an addition */
 #pragma unroll
     for (int i = 2 * r; i < SCORES; i += 4) {
       s[i] = dhp_ct_exp2(fmaf(s[i], scale, -scaled));
       s[i + 1] = dhp_ct_exp2(fmaf(s[i + 1], scale, -scaled));
-      sum += s[i] + s[i + 1];
+      sum = i == 2 * r ? s[i] + s[i + 1] : sum + (s[i] + s[i + 1]);
     }
     stats->sum[r] = fmaf(stats->sum[r], stats->rescale[r], sum);
   }
