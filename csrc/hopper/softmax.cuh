@@ -39,11 +39,11 @@ static __device__ __forceinline__ float scale_of(float shift, const kernel_param
 }
 
 /*
- * s becomes exp2(scale (s - shift)); statistics move on. `limit[r]` is the last visible column of row r, counted
- * from this thread's first column of the tile; read only if masked.
+ * The first half of a step: masks s, and shift and rescale move on; scale[r] is that of row r. `limit[r]` is the last
+ * visible column of row r, counted from this thread's first column of the tile; read only if masked.
  */
-static __device__ __forceinline__ void softmax_step(float *s, row_stats *stats, const kernel_params *p,
-                                                    const int *limit, int masked) {
+static __device__ __forceinline__ void softmax_shift(float *s, row_stats *stats, float *scale, const kernel_params *p,
+                                                     const int *limit, int masked) {
   if (masked) { /* a compile-time constant at every call */
 #pragma unroll
     for (int i = 0; i < SCORES; i++) {
@@ -60,14 +60,22 @@ static __device__ __forceinline__ void softmax_step(float *s, row_stats *stats, 
     float shift = fminf(top, p->highest_score);
     shift = fmaxf(shift, __shfl_xor_sync(FULL_MASK, shift, 1));
     shift = fmaxf(shift, __shfl_xor_sync(FULL_MASK, shift, 2));
-    const float scale = scale_of(shift, p), scaled = shift * scale;
-    stats->rescale[r] = dhp_ct_exp2(fmaf(stats->shift[r], scale, -scaled));
+    scale[r] = scale_of(shift, p);
+    stats->rescale[r] = dhp_ct_exp2(fmaf(stats->shift[r], scale[r], -(shift * scale[r])));
     stats->shift[r] = shift;
+  }
+}
+
+/* The second half: s becomes exp2(scale (s - shift)), and sum moves on. */
+static __device__ __forceinline__ void softmax_exponentials(float *s, row_stats *stats, const float *scale) {
+#pragma unroll
+  for (int r = 0; r < THREAD_ROWS; r++) {
+    const float scaled = stats->shift[r] * scale[r];
     float sum = 0.f; /* in fact it begins with the first two: 0 + x would be an addition */
 #pragma unroll
     for (int i = 2 * r; i < SCORES; i += 4) {
-      s[i] = dhp_ct_exp2(fmaf(s[i], scale, -scaled));
-      s[i + 1] = dhp_ct_exp2(fmaf(s[i + 1], scale, -scaled));
+      s[i] = dhp_ct_exp2(fmaf(s[i], scale[r], -scaled));
+      s[i + 1] = dhp_ct_exp2(fmaf(s[i + 1], scale[r], -scaled));
       sum = i == 2 * r ? s[i] + s[i + 1] : sum + (s[i] + s[i + 1]);
     }
     stats->sum[r] = fmaf(stats->sum[r], stats->rescale[r], sum);

@@ -19,8 +19,7 @@ enum {
 enum named_barrier {                               /* 0 is __syncthreads */
                      TURN = 1,                     /* + warpgroup: its turn at the tensor cores */
                      FINISHED = TURN + WARPGROUPS, /* + stage of step t: all have finished step t-1 */
-                     SCORED = FINISHED + STAGES,   /* + stage of step t: all have the scores of step t-1 */
-                     LOADED = SCORED               /* + stage of step t, in the backward: its tile was asked for */
+                     LOADED = FINISHED + STAGES    /* + stage of step t, in the backward: its tile was asked for */
 };
 
 /* `turn` is TURN + the warpgroup whose turn it is. */

@@ -11,14 +11,7 @@ MUTATIONS = (
         "finished_without_stage",
         (
             ("!is_last_group, FINISHED + pair.index,", "!is_last_group, FINISHED,"),
-            ("== 1 || is_last_group, FINISHED + pair.index,", "== 1 || is_last_group, FINISHED,"),
-        ),
-    ),
-    Mutation(
-        "scored_without_stage",
-        (
-            ("(!is_last_group, SCORED + pair.index,", "(!is_last_group, SCORED,"),
-            ("(is_last_group, SCORED + pair.index,", "(is_last_group, SCORED,"),
+            ("bar_sync(is_last_group, FINISHED + pair.index,", "bar_sync(is_last_group, FINISHED,"),
         ),
     ),
     Mutation(
@@ -28,26 +21,30 @@ MUTATIONS = (
     Mutation(
         "asked_for_before_the_turn",
         (
-            ("if (!EARLY_K) LOAD(1, t - 1);", ""),
+            ("if (!ASKS_EARLY) LOAD(t - 1);", "if (0) LOAD(t - 1);"),
             (
                 "take_turn(TURN + group); } while (0)",
-                "LOAD(!EARLY_K, t - 1); take_turn(TURN + group); } while (0)",
+                "{ if (!ASKS_EARLY) LOAD_ANY(t - 1); } take_turn(TURN + group); } while (0)",
             ),
         ),
     ),
-    Mutation("warps_of_a_lone_one_do_not_meet", (("if (WARPGROUPS == 1 || EARLY_K)", "if (EARLY_K)"),)),
-    Mutation("k_asked_for_twice", (("LOAD(load.loads_v, t - 1);", "LOAD(1, t - 1);"),)),
-    Mutation("early_k_never_asked_for", (("LOAD(!load.loads_v, t);", "LOAD(0, t);"),)),
+    Mutation("warps_of_a_lone_one_do_not_meet", (("if (WARPGROUPS == 1) bar_sync(1,", "if (0) bar_sync(1,"),)),
+    Mutation("never_asked_for_early", (("LOAD(t); }", "}"),)),
     Mutation(
-        "k_asked_for_before_all_have_scores", (("(is_last_group, SCORED + pair.index,", "(0, SCORED + pair.index,"),)
+        "asked_for_before_all_have_finished",
+        (
+            ("bar_sync(is_last_group, FINISHED + pair.index,", "bar_sync(0, FINISHED + pair.index,"),
+            ("bar_arrive(!is_last_group, FINISHED", "bar_arrive(0, FINISHED"),
+        ),
     ),
-    Mutation("own_pairs_past_the_end", (("(t < now.key_tiles - STAGES)", "(t < now.key_tiles)"),)),
+    Mutation("asked_for_while_products_read", (("if (ASKS_EARLY) { wgmma_wait(0);", "if (ASKS_EARLY) {"),)),
+    Mutation("own_pairs_past_the_end", (("(!ASKS_EARLY && t < now.key_tiles - STAGES)", "(t < now.key_tiles)"),)),
     Mutation(
         "own_pairs_of_the_next_head", (("now->key_head,\n            now->batch", "now->key_head + 1, now->batch"),)
     ),
-    Mutation("loads_after_a_time_out", (("load_pair((go) && arrived,", "load_pair((go),"),), time_outs=True),
+    Mutation("loads_after_a_time_out", (("define LOAD_ANY(done) load_pair(arrived,", "define LOAD_ANY(done) load_pair(1,"),), time_outs=True),
     Mutation(
-        "loads_own_after_a_time_out", (("load_own_pair((go) && arrived,", "load_own_pair((go),"),), time_outs=True
+        "loads_own_after_a_time_out", (("load_own_pair(arrived,", "load_own_pair(1,"),), time_outs=True
     ),
     Mutation("rows_not_poisoned", (("poison = arrived ? 0.f : NAN;", "poison = 0.f;"),), time_outs=True),
 )

@@ -18,8 +18,8 @@
  * When the last warpgroup has the turn of step t, all have finished step t-1: the stage of that step's pair is free,
  * and the loaders, warps of the last warpgroup, ask TMA for the pair that comes there STAGES steps after that one, in
  * the next query tile if this one ends before. So the stream of tiles never stops, and asking costs no time: it comes
- * after the products of the step have been issued. With two stages that would be too late: there the others tell the
- * last warpgroup earlier how far they are.
+ * after the products of the step have been issued. With two stages that would be too late: there the warpgroups tell
+ * the last one in the middle of a softmax that they have finished the step, and it asks at once.
  *
  * Keys are visited from the last visible tile down to tile 0, in tiles of TILE_K counted from key 0, so the tiles that
  * need a mask come first, and the order of every sum is fixed by the keys alone: a row's bits do not depend on its
@@ -99,46 +99,41 @@ dhp_attention_fwd(const __grid_constant__ CUtensorMap q_map, const __grid_consta
    * lane, now, next and last_key; pair, t, arrived, s, o, probabilities and stats change.
    */
 
-/* With two stages k is asked for before v, or it would come too late: at once when all have their scores. */
-#define EARLY_K (WARPGROUPS > 1 && STAGES == 2)
+/* With two stages, asking after the next step's products would be too late: they ask in the middle of the softmax. */
+#define ASKS_EARLY (WARPGROUPS > 1 && STAGES == 2)
 
-/* If go: into the stage of step `done`, for STAGES steps later; the second, where all know that to be in this query
- * tile.
+/*
+ * Into the stage of step `done`, for STAGES steps later; the second, where all know that to be in this query tile.
  */
-#define LOAD_ANY(go, done) \
-  load_pair((go) && arrived, &load, pairs_full, index_before(pair.index), (done) + STAGES, &now, &next)
-#define LOAD_OWN(go, done) \
-  load_own_pair((go) && arrived, &load, pairs_full, index_before(pair.index), (done) + STAGES, &now)
+#define LOAD_ANY(done) load_pair(arrived, &load, pairs_full, index_before(pair.index), (done) + STAGES, &now, &next)
+#define LOAD_OWN(done) load_own_pair(arrived, &load, pairs_full, index_before(pair.index), (done) + STAGES, &now)
 
-/* S(t) has come. */
-#define LOAD_K(LOAD)                                                \
-  do {                                                              \
-    if (EARLY_K) {                                                  \
-      bar_arrive(!is_last_group, SCORED + pair.index, CTA_THREADS); \
-      bar_sync(is_last_group, SCORED + pair.index, CTA_THREADS);    \
-      LOAD(!load.loads_v, t);                                       \
-    }                                                               \
+/* The last warpgroup knows that all have finished step t, whose pair is the one before `pair`. */
+#define ASK_EARLY(LOAD)                                               \
+  do {                                                                \
+    if (ASKS_EARLY) {                                                 \
+      wgmma_wait(0);                                                  \
+      bar_arrive(!is_last_group, FINISHED + pair.index, CTA_THREADS); \
+      bar_sync(is_last_group, FINISHED + pair.index, CTA_THREADS);    \
+      LOAD(t);                                                        \
+    }                                                                 \
   } while (0)
 
 /*
  * Step t > 0 begins: this warpgroup has finished step t-1, and takes the tensor cores. The last one so knows that all
- * have finished step t-1; a lone one that all its warps have. With k asked for early, v is asked for here.
+ * have finished step t-1; a lone one that all its warps have.
  */
-#define BEGIN_STEP(LOAD)                                                                \
-  do {                                                                                  \
-    if (WARPGROUPS == 1 || EARLY_K) {                                                   \
-      bar_arrive(WARPGROUPS > 1 && !is_last_group, FINISHED + pair.index, CTA_THREADS); \
-      bar_sync(WARPGROUPS == 1 || is_last_group, FINISHED + pair.index, CTA_THREADS);   \
-      if (EARLY_K) LOAD(load.loads_v, t - 1);                                           \
-    }                                                                                   \
-    take_turn(TURN + group);                                                            \
+#define BEGIN_STEP()                                                      \
+  do {                                                                    \
+    if (WARPGROUPS == 1) bar_sync(1, FINISHED + pair.index, CTA_THREADS); \
+    take_turn(TURN + group);                                              \
   } while (0)
 
 /* What is issued in the step has been issued, and loads delay nothing. */
 #define HAND_OVER(go, LOAD)       \
   do {                            \
     give_turn(go, next_turn);     \
-    if (!EARLY_K) LOAD(1, t - 1); \
+    if (!ASKS_EARLY) LOAD(t - 1); \
   } while (0)
 
 /* S(t) = q k(t)^T, and O (+)= P(t-1) v(t-1). */
@@ -148,13 +143,16 @@ dhp_attention_fwd(const __grid_constant__ CUtensorMap q_map, const __grid_consta
 #define ISSUE_OUTPUT() issue_registers<wgmma_output>(o, probabilities, OF_STAGE(v_descriptor), TILE_K, t > 1)
 
 /* Softmax of S(t); then the pair of the next step is awaited. */
-#define SOFTMAX(masked)                                                         \
+#define SOFTMAX(masked, LOAD)                                                   \
   do {                                                                          \
     const int column = (now.key_tiles - 1 - t) * TILE_K + lane % 4 * 2;         \
     int limit[THREAD_ROWS];                                                     \
     for (int r = 0; r < THREAD_ROWS; r++)                                       \
       limit[r] = last_key[r] - column;                                          \
-    softmax_step(s, &stats, &p, limit, masked);                                 \
+    float scale[THREAD_ROWS];                                                   \
+    softmax_shift(s, &stats, scale, &p, limit, masked);                         \
+    ASK_EARLY(LOAD);                                                            \
+    softmax_exponentials(s, &stats, scale);                                     \
     t++;                                                                        \
     arrived &= mbarrier_wait(pairs_full + 8 * pair.index, pair.parity, p.zero); \
   } while (0)
@@ -162,14 +160,13 @@ dhp_attention_fwd(const __grid_constant__ CUtensorMap q_map, const __grid_consta
 /* Step t > 0, with the mask or without, and with which of the two loads. */
 #define RUN_STEP(masked, LOAD)            \
   do {                                    \
-    BEGIN_STEP(LOAD);                     \
+    BEGIN_STEP();                         \
     ISSUE_SCORES();                       \
     ISSUE_OUTPUT();                       \
     HAND_OVER(1, LOAD);                   \
     pair = stage_after(pair);             \
     wgmma_wait(1);                        \
-    LOAD_K(LOAD);                         \
-    SOFTMAX(masked);                      \
+    SOFTMAX(masked, LOAD);                \
     wgmma_wait(0);                        \
     rescale_output(o, stats.rescale);     \
     pack_probabilities(probabilities, s); \
@@ -201,8 +198,7 @@ dhp_attention_fwd(const __grid_constant__ CUtensorMap q_map, const __grid_consta
     const query_tile next = nth_query_tile(&p, ++nth);
     load_skipped((int)arrived, &load, pairs_full, pair.index, &now, &next);
     wgmma_wait(0);
-    LOAD_K(LOAD_ANY);
-    SOFTMAX(1);
+    SOFTMAX(1, LOAD_ANY);
     pack_probabilities(probabilities, s);
 
     /* Steps 1 to key_tiles - 1. Most of them ask for this query tile's own pairs only. */
@@ -210,14 +206,14 @@ dhp_attention_fwd(const __grid_constant__ CUtensorMap q_map, const __grid_consta
     while (t < now.masked)
       RUN_STEP(1, LOAD_ANY);
 #pragma unroll 1
-    while (t < now.key_tiles - STAGES)
+    while (!ASKS_EARLY && t < now.key_tiles - STAGES)
       RUN_STEP(0, LOAD_OWN);
 #pragma unroll 1
     while (t < now.key_tiles)
       RUN_STEP(0, LOAD_ANY);
 
     /* The last step: P v, and the sums of the quad meanwhile. */
-    BEGIN_STEP(LOAD_ANY);
+    BEGIN_STEP();
     load_queries(loads_q && arrived && next.key_tiles > 0, &q_map, q_rows, q_full, next.row + (group << p.log2_rows),
                  &next);
     wgmma_fence();
