@@ -51,6 +51,19 @@ static __device__ __forceinline__ void issue_shared_fresh(float *d, uint32_t a, 
   wgmma_commit();
 }
 
+/* d = a b^T over `columns` of both, a in registers, b in boxes as above. */
+template <product_of_registers product>
+static __device__ __forceinline__ void issue_held(float *d, const uint32_t *a, uint32_t b, int b_box_bytes,
+                                                  int columns) {
+  wgmma_fence();
+#pragma unroll
+  for (int step = 0; step < columns / STEP; step++) {
+    const int box = step / STEPS_PER_BOX, in_box = step % STEPS_PER_BOX * STEP * 2;
+    product(d, a + 4 * step, b + (box * b_box_bytes + in_box) / DESCRIPTOR_UNIT, step != 0);
+  }
+  wgmma_commit();
+}
+
 /* d = a b, or d += a b, over `rows` of b, a tile in shared memory whose boxes the descriptor walks by itself. */
 template <product_of_registers product>
 static __device__ __forceinline__ void issue_registers(float *d, const uint32_t *a, uint32_t b, int rows,

@@ -191,6 +191,14 @@ DHP_PTX void store_shared_four(uint32_t to, const int32_t *x) {
                : "memory");
 }
 
+/* Four 8x8 matrices of 16-bit elements (9.7.9.15): lane 8 m + i has the address of row i of matrix m. */
+DHP_PTX void load_matrices(uint32_t *x, uint32_t from) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
+               : "r"(from)
+               : "memory");
+}
+
 /* Four 8x8 matrices of 16-bit elements, transposed: lane 8 m + i has the address of column i of matrix m. */
 DHP_PTX void store_matrices_transposed(uint32_t to, const uint32_t *x) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(x[0]), "r"(x[1]),

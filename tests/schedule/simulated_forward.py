@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from simulated import Mutation, Simulated
 
+
+HOLD_QUERIES = "hold_queries(q, q_rows, warp % WARPS_PER_GROUP, lane);"
+
 MUTATIONS = (
     Mutation("load_skipped_never_loads", (("go && u - l->loads_v >= now->key_tiles, l,", "0 && go, l,"),)),
     Mutation("no_zeros_complete_the_last_pair", (("zeros = next->key_tiles == 0 && !l->loads_v;", "zeros = 0;"),)),
@@ -38,6 +41,18 @@ MUTATIONS = (
         ),
     ),
     Mutation("asked_for_while_products_read", (("if (ASKS_EARLY) { wgmma_wait(0);", "if (ASKS_EARLY) {"),)),
+    Mutation(
+        "q_held_before_it_has_come",
+        (
+            (HOLD_QUERIES, ""),
+            (
+                "arrived &= mbarrier_wait(q_full, q_parity, p.zero);",
+                "\n#if Q_IN_REGISTERS\nhold_queries(q, q_rows, warp % WARPS_PER_GROUP, lane);\n#endif\n"
+                "arrived &= mbarrier_wait(q_full, q_parity, p.zero);",
+            ),
+        ),
+    ),
+    Mutation("q_of_the_first_warp", (("row = 16 * warp + lane % 16;", "row = 0 * warp + lane % 16;"),)),
     Mutation("own_pairs_past_the_end", (("(!ASKS_EARLY && t < now.key_tiles - STAGES)", "(t < now.key_tiles)"),)),
     Mutation(
         "own_pairs_of_the_next_head", (("now->key_head,\n            now->batch", "now->key_head + 1, now->batch"),)

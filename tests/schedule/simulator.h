@@ -118,6 +118,7 @@ void store_number(const float *to, float x);
 void read_shared(uint32_t from); /* 8 bytes */
 void store_shared(uint32_t to, const int32_t *four_words);
 void store_matrices(uint32_t to, const uint32_t *four_words); /* transposed */
+void load_matrices(uint32_t *four_words, uint32_t from);
 /* In global memory: */
 void add(const int32_t *to, uint32_t from, int bytes); /* a bulk sum */
 void set_bits(const void *to, uint32_t bits);

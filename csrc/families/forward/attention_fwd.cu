@@ -53,7 +53,11 @@ dhp_attention_fwd(const __grid_constant__ CUtensorMap q_map, const __grid_consta
   const uint32_t pairs_full = base + SHARED_BARRIERS + PAIR_FULL;
   const uint32_t q_full = base + SHARED_BARRIERS + Q_FULL + 8 * group;
   const uint32_t q_rows = base + SHARED_Q + group * Q_BYTES;
+#if Q_IN_REGISTERS
+  uint32_t q[HEAD_DIM / 4]; /* as the A operand of S: four registers for 16 columns */
+#else
   const uint32_t q_descriptor = matrix_descriptor(q_rows, 16); /* leading bytes unused: K-major, one box a product */
+#endif
   const uint32_t k_descriptor = matrix_descriptor(base + SHARED_K, 16);
   const uint32_t v_descriptor = matrix_descriptor(base + SHARED_V, KV_BOX_BYTES);
   const int is_last_group = group == WARPGROUPS - 1, next_turn = TURN + (group + 1) % WARPGROUPS;
@@ -138,8 +142,12 @@ dhp_attention_fwd(const __grid_constant__ CUtensorMap q_map, const __grid_consta
 
 /* S(t) = q k(t)^T, and O (+)= P(t-1) v(t-1). */
 #define OF_STAGE(descriptor) ((descriptor) + pair.index * (KV_BYTES / DESCRIPTOR_UNIT))
+#if Q_IN_REGISTERS
+#define ISSUE_SCORES() issue_held<wgmma_scores>(s, q, OF_STAGE(k_descriptor), KV_BOX_BYTES, HEAD_DIM)
+#else
 #define ISSUE_SCORES() \
   issue_shared<wgmma_scores>(s, q_descriptor, Q_BOX_BYTES, OF_STAGE(k_descriptor), KV_BOX_BYTES, HEAD_DIM)
+#endif
 #define ISSUE_OUTPUT() issue_registers<wgmma_output>(o, probabilities, OF_STAGE(v_descriptor), TILE_K, t > 1)
 
 /* Softmax of S(t); then the pair of the next step is awaited. */
@@ -191,6 +199,9 @@ dhp_attention_fwd(const __grid_constant__ CUtensorMap q_map, const __grid_consta
     /* Step 0. */
     arrived &= mbarrier_wait(q_full, q_parity, p.zero);
     q_parity ^= 1;
+#if Q_IN_REGISTERS
+    hold_queries(q, q_rows, warp % WARPS_PER_GROUP, lane);
+#endif
     take_turn(TURN + group);
     ISSUE_SCORES();
     give_turn(1, next_turn);

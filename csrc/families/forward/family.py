@@ -33,10 +33,12 @@ def products(of: Kernel) -> str:
     With 32 rows of Q every other group of eight of the 64 rows is unused. The groups overlap, four rows apart: so group
     2 g begins at row 8 g, and Q lies in shared memory as always.
     """
+    in_registers = (of.head_dim, of.warpgroups) == (128, 2)  # Q_IN_REGISTERS in layout.cuh
     scores = product(
         "wgmma_scores",
-        f"S[64, {of.tile_k}] (+)= Q[64, 16] K[{of.tile_k}, 16]^T, both K-major in shared memory",
-        of.tile_k, of.dtype, a_group_bytes=GROUP_BYTES * of.rows // 64, transpose_b=False,
+        f"S[64, {of.tile_k}] (+)= Q[64, 16] K[{of.tile_k}, 16]^T, {'Q in registers, K' if in_registers else 'both'} K-major"
+        " in shared memory",
+        of.tile_k, of.dtype, a_group_bytes=None if in_registers else GROUP_BYTES * of.rows // 64, transpose_b=False,
     )
     output = product(
         "wgmma_output",

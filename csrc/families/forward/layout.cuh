@@ -12,6 +12,12 @@
 
 typedef dhp_fwd_params kernel_params;
 
+/*
+ * q stays in registers for as long as its query tile: S = q k^T then reads k alone from shared memory, and takes no
+ * descriptors of q, two uniform registers each. Only here are there registers for it. family.py has to know.
+ */
+#define Q_IN_REGISTERS (HEAD_DIM == 128 && WARPGROUPS == 2)
+
 enum {
   BOXES = HEAD_DIM / BOX_COLUMNS, /* 64-column boxes along head_dim */
   Q_BOX_BYTES = ROWS * ROW_BYTES,

@@ -73,6 +73,20 @@ static __device__ __forceinline__ void load_skipped(int go, const loader *l, uin
   }
 }
 
+/*
+ * A warp's 16 rows of q out of shared memory, once they are there, as the A operand of wgmma (9.7.15.5.1.1): of each 16
+ * columns four matrices, rows 0 to 7 and 8 to 15 of the first eight columns, then of the others. The swizzle exchanges
+ * the 16-byte pieces of a row by the row's number modulo 8.
+ */
+static __device__ __forceinline__ void hold_queries(uint32_t *q, uint32_t q_rows, int warp, int lane) {
+  const int row = 16 * warp + lane % 16;
+#pragma unroll
+  for (int step = 0; step < HEAD_DIM / 16; step++) {
+    const int box = step / 4, piece = (step % 4 * 2 + lane / 16) ^ row % 8;
+    load_matrices(q + 4 * step, q_rows + box * Q_BOX_BYTES + row * ROW_BYTES + 16 * piece);
+  }
+}
+
 /* If go: asks for this warpgroup's rows of q. */
 static __device__ __forceinline__ void load_queries(int go, const CUtensorMap *map, uint32_t q_rows, uint32_t full,
                                                     int row, const query_tile *of) {

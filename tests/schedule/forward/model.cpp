@@ -102,18 +102,59 @@ void model::end_warp() {
 
 sim::Rows model::rows() { return stored_rows; }
 
-void forward::multiply_scores(uint32_t q_descriptor, uint32_t k_descriptor, int accumulate) {
-  const int step = sim::step_of(SCORES_PRODUCT);
+namespace {
+
+const Visit &next_to_score() {
   sim::require(mine().scored < (int)visits.size(), "q k^T of more key tiles than there are");
-  const Visit &visit = visits[(size_t)mine().scored];
-  const QueryTile &of = *visit.of;
+  return visits[(size_t)mine().scored];
+}
+
+/* That part of this warpgroup's q. */
+sim::Tile queries(const QueryTile &of, int column) {
+  return {QUERIES, column, of.row + group_of(sim::warp_index()) * shape.rows, of.head, of.batch};
+}
+
+/* From the start of a box. */
+uint32_t bytes_of_columns(int columns) { return (uint32_t)(columns * shape.row_bytes / shape.box_columns); }
+
+/* Returns the column with which this step of S begins. */
+int begin_step_of_scores(uint32_t k_descriptor, int accumulate) {
+  const int step = sim::step_of(SCORES_PRODUCT);
+  const Visit &visit = next_to_score();
   const int column = step * STEP_COLUMNS, in_box = column % shape.box_columns;
-  const uint32_t step_bytes = (uint32_t)(in_box * shape.row_bytes / shape.box_columns);
   sim::require((accumulate != 0) == (step > 0), "S begins with the sums before it, or loses its own");
-  sim::read(sim::address_of(q_descriptor) - step_bytes,
-            {QUERIES, column - in_box, of.row + group_of(sim::warp_index()) * shape.rows, of.head, of.batch});
-  sim::read(sim::address_of(k_descriptor) - step_bytes,
-            {KEYS, column - in_box, visit.tile * shape.tile_k, of.key_head, of.batch});
+  sim::read(sim::address_of(k_descriptor) - bytes_of_columns(in_box),
+            {KEYS, column - in_box, visit.tile * shape.tile_k, visit.of->key_head, visit.of->batch});
+  return column;
+}
+
+} // namespace
+
+void forward::multiply_scores(uint32_t q_descriptor, uint32_t k_descriptor, int accumulate) {
+  const int column = begin_step_of_scores(k_descriptor, accumulate), in_box = column % shape.box_columns;
+  sim::read(sim::address_of(q_descriptor) - bytes_of_columns(in_box), queries(*next_to_score().of, column - in_box));
+}
+
+/* What it puts into the registers says of which query tile, and from which column on; lane 0 asks. */
+void model::load_matrices(uint32_t *four_words, uint32_t from) {
+  const QueryTile &of = *next_to_score().of;
+  const uint32_t of_group = (uint32_t)box_count() * shape.q_box_bytes, offset = from - shape.q;
+  sim::require((int)(offset / of_group) == group_of(sim::warp_index()), "another warpgroup's q");
+  const uint32_t box = offset % of_group / shape.q_box_bytes, in_box = offset % shape.q_box_bytes;
+  const uint32_t row = in_box / (uint32_t)shape.row_bytes, rows = (uint32_t)(shape.rows / sim::WARPS_PER_GROUP);
+  sim::require(row == rows * (uint32_t)(sim::warp_index() % sim::WARPS_PER_GROUP), "another warp's rows of q");
+  const int first = (int)box * shape.box_columns;
+  sim::read_at_once(from - in_box, queries(of, first));
+  const uint32_t step_bytes = bytes_of_columns(STEP_COLUMNS), in_row = in_box % (uint32_t)shape.row_bytes;
+  sim::require(in_row % step_bytes == 0, "q from the middle of a step on");
+  four_words[0] = (uint32_t)(&of - tiles.data());
+  four_words[1] = (uint32_t)first + in_row / step_bytes * STEP_COLUMNS;
+}
+
+void forward::multiply_held(const uint32_t *q, uint32_t k_descriptor, int accumulate) {
+  const int column = begin_step_of_scores(k_descriptor, accumulate);
+  sim::require(sim::has_timed_out() || &tiles[q[0]] == next_to_score().of, "another query tile's q");
+  sim::require((int)q[1] == column, "other columns of q");
 }
 
 void forward::multiply_output(uint32_t v_descriptor, int accumulate) {

@@ -27,6 +27,7 @@ enum { HEADS = 64, SEQLEN_Q = 1 << 12, SEQLEN_K = 1 << 20 }; /* of the tensors t
 float *const LSE = reinterpret_cast<float *>(4096);          /* an address only: nothing is stored */
 
 void multiply_scores(uint32_t q_descriptor, uint32_t k_descriptor, int accumulate);
+void multiply_held(const uint32_t *q, uint32_t k_descriptor, int accumulate); /* q: of load_matrices */
 void multiply_output(uint32_t v_descriptor, int accumulate);
 
 } // namespace forward

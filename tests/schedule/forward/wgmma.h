@@ -8,6 +8,12 @@ static inline void wgmma_scores(float *s, uint32_t q, uint32_t k, int accumulate
     s[i] = 0.f;
 }
 
+static inline void wgmma_scores(float *s, const uint32_t *q, uint32_t k, int accumulate) {
+  forward::multiply_held(q, k, accumulate);
+  for (int i = 0; i < TILE_K / 2; i++)
+    s[i] = 0.f;
+}
+
 static inline void wgmma_output(float *o, const uint32_t *, uint32_t v, int accumulate) {
   forward::multiply_output(v, accumulate);
   for (int i = 0; i < HEAD_DIM / 2; i++)

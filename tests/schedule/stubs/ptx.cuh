@@ -66,6 +66,7 @@ static inline float2 load_shared_two(uint32_t from) {
   return {0.f, 0.f};
 }
 static inline void store_shared_four(uint32_t to, const int32_t *x) { model::store_shared(to, x); }
+static inline void load_matrices(uint32_t *x, uint32_t from) { model::load_matrices(x, from); }
 static inline void store_matrices_transposed(uint32_t to, const uint32_t *x) { model::store_matrices(to, x); }
 
 static inline void or_into(void *to, uint32_t bits) { model::set_bits(to, bits); }
