@@ -12,22 +12,22 @@ enum { STEP = 16, STEPS_PER_BOX = BOX_COLUMNS / STEP, DESCRIPTOR_UNIT = 16 /* by
 
 /* d = a b^T or d += a b^T; descriptors, or the half of one. */
 typedef void product_of_shared(float *d, uint32_t a, uint32_t b, int accumulate);
-/* d = a b or d += a b, a in registers. */
-typedef void product_of_registers(float *d, const uint32_t *a, uint32_t b, int accumulate);
+
+/* `product`, below, is of this kind, or has registers as a; `high`, if it takes that, the other half of descriptors. */
 
 /*
  * d = a b^T over `columns` of both, which lie in boxes of 64 columns in shared memory. The fence covers the products
  * that follow, too: all registers they read were written before.
  */
-template <product_of_shared product>
+template <auto product, typename... High>
 static __device__ __forceinline__ void issue_shared(float *d, uint32_t a, int a_box_bytes, uint32_t b, int b_box_bytes,
-                                                    int columns) {
+                                                    int columns, High... high) {
   wgmma_fence();
 #pragma unroll
   for (int step = 0; step < columns / STEP; step++) {
     const int box = step / STEPS_PER_BOX, in_box = step % STEPS_PER_BOX * STEP * 2;
     product(d, a + (box * a_box_bytes + in_box) / DESCRIPTOR_UNIT, b + (box * b_box_bytes + in_box) / DESCRIPTOR_UNIT,
-            step != 0);
+            step != 0, high...);
   }
   wgmma_commit();
 }
@@ -52,25 +52,25 @@ static __device__ __forceinline__ void issue_shared_fresh(float *d, uint32_t a, 
 }
 
 /* d = a b^T over `columns` of both, a in registers, b in boxes as above. */
-template <product_of_registers product>
-static __device__ __forceinline__ void issue_held(float *d, const uint32_t *a, uint32_t b, int b_box_bytes,
-                                                  int columns) {
+template <auto product, typename... High>
+static __device__ __forceinline__ void issue_held(float *d, const uint32_t *a, uint32_t b, int b_box_bytes, int columns,
+                                                  High... high) {
   wgmma_fence();
 #pragma unroll
   for (int step = 0; step < columns / STEP; step++) {
     const int box = step / STEPS_PER_BOX, in_box = step % STEPS_PER_BOX * STEP * 2;
-    product(d, a + 4 * step, b + (box * b_box_bytes + in_box) / DESCRIPTOR_UNIT, step != 0);
+    product(d, a + 4 * step, b + (box * b_box_bytes + in_box) / DESCRIPTOR_UNIT, step != 0, high...);
   }
   wgmma_commit();
 }
 
 /* d = a b, or d += a b, over `rows` of b, a tile in shared memory whose boxes the descriptor walks by itself. */
-template <product_of_registers product>
+template <auto product, typename... High>
 static __device__ __forceinline__ void issue_registers(float *d, const uint32_t *a, uint32_t b, int rows,
-                                                       int accumulate) {
+                                                       int accumulate, High... high) {
 #pragma unroll
   for (int step = 0; step < rows / STEP; step++)
-    product(d, a + 4 * step, b + step * STEP * ROW_BYTES / DESCRIPTOR_UNIT, step != 0 || accumulate);
+    product(d, a + 4 * step, b + step * STEP * ROW_BYTES / DESCRIPTOR_UNIT, step != 0 || accumulate, high...);
   wgmma_commit();
 }
 

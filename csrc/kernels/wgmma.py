@@ -20,11 +20,19 @@ PTX_TYPE = {"float16": "f16", "bfloat16": "bf16"}
 
 
 def product(
-    name: str, comment: str, n: int, dtype: str, a_group_bytes: int | None, transpose_b: bool, fresh: bool = False
+    name: str,
+    comment: str,
+    n: int,
+    dtype: str,
+    a_group_bytes: int | None,
+    transpose_b: bool,
+    fresh: bool = False,
+    high_is_given: bool = False,
 ) -> str:
     """One m64nNk16 product d = a * b + (accumulate ? d : 0); a thread holds n / 2 floats of d. Matrices in shared
     memory are given by the low half of their descriptor. a_group_bytes: None if a is in registers. fresh: d is written
-    only, and the product not to be called with accumulate."""
+    only, and the product not to be called with accumulate. high_is_given: that half of descriptors of GROUP_BYTES is a
+    parameter; a constant is built anew for every product."""
     floats = n // 2
     accumulators = ", ".join(f"%{i}" for i in range(floats))
     if a_group_bytes is None:
@@ -36,21 +44,27 @@ def product(
         a_setup = f".reg .b64 a; mov.b64 a, {{%{floats}, {descriptor_high(a_group_bytes)}}};\\n"
         a_count, immediates = 1, f"1, 1, 0, {int(transpose_b)}"
     b = floats + a_count
+    high, high_parameter, high_operand = str(descriptor_high(GROUP_BYTES)), "", ""
+    if high_is_given:
+        high, high_parameter, high_operand = f"%{b + 2}", ", uint32_t high", ', "r"(high)'
+        if a_group_bytes == GROUP_BYTES:
+            a_setup = f".reg .b64 a; mov.b64 a, {{%{floats}, {high}}};\\n"
     ptx = PTX_TYPE[dtype]
     outputs = ", ".join(f'"{"=" if fresh else "+"}f"(d[{i}])' for i in range(floats))
     return f"""/* {comment} */
-static __device__ __forceinline__ void {name}(float *d, {a_parameter}, uint32_t b, int accumulate) {{
+static __device__ __forceinline__ void {name}(float *d, {a_parameter}, uint32_t b, int accumulate{high_parameter}) {{
   asm volatile(
       "{{.reg .pred accumulate; setp.ne.b32 accumulate, %{b + 1}, 0;\\n"
-      ".reg .b64 b; mov.b64 b, {{%{b}, {descriptor_high(GROUP_BYTES)}}};\\n{a_setup}"
+      ".reg .b64 b; mov.b64 b, {{%{b}, {high}}};\\n{a_setup}"
       "wgmma.mma_async.sync.aligned.m64n{n}k16.f32.{ptx}.{ptx} {{{accumulators}}}, {a_text}, b, "
       "accumulate, {immediates};}}\\n"
       : {outputs}
-      : {a_operands}, "r"(b), "r"(accumulate));
+      : {a_operands}, "r"(b), "r"(accumulate){high_operand});
 }}
 """
 
 
 def header(*products: str) -> str:
     """The text of wgmma.h for one kernel."""
-    return "\n".join(("#include <stdint.h>\n", *products))
+    high = f"#define DESCRIPTOR_HIGH {descriptor_high(GROUP_BYTES)}u /* of groups that lie one after the other */\n"
+    return "\n".join(("#include <stdint.h>\n", high, *products))

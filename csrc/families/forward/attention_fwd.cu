@@ -141,14 +141,17 @@ dhp_attention_fwd(const __grid_constant__ CUtensorMap q_map, const __grid_consta
   } while (0)
 
 /* S(t) = q k(t)^T, and O (+)= P(t-1) v(t-1). */
+/* A constant, but the compiler must not know that of it: it would build each descriptor's high half anew, one or two
+ * instructions a product. With t in it, it is kept in a uniform register. At head_dim 256 there is none left for it. */
+#define HIGH (HEAD_DIM > 128 ? DESCRIPTOR_HIGH : ((uint32_t)t & p.zero) ^ DESCRIPTOR_HIGH)
 #define OF_STAGE(descriptor) ((descriptor) + pair.index * (KV_BYTES / DESCRIPTOR_UNIT))
 #if Q_IN_REGISTERS
-#define ISSUE_SCORES() issue_held<wgmma_scores>(s, q, OF_STAGE(k_descriptor), KV_BOX_BYTES, HEAD_DIM)
+#define ISSUE_SCORES() issue_held<wgmma_scores>(s, q, OF_STAGE(k_descriptor), KV_BOX_BYTES, HEAD_DIM, HIGH)
 #else
 #define ISSUE_SCORES() \
-  issue_shared<wgmma_scores>(s, q_descriptor, Q_BOX_BYTES, OF_STAGE(k_descriptor), KV_BOX_BYTES, HEAD_DIM)
+  issue_shared<wgmma_scores>(s, q_descriptor, Q_BOX_BYTES, OF_STAGE(k_descriptor), KV_BOX_BYTES, HEAD_DIM, HIGH)
 #endif
-#define ISSUE_OUTPUT() issue_registers<wgmma_output>(o, probabilities, OF_STAGE(v_descriptor), TILE_K, t > 1)
+#define ISSUE_OUTPUT() issue_registers<wgmma_output>(o, probabilities, OF_STAGE(v_descriptor), TILE_K, t > 1, HIGH)
 
 /* Softmax of S(t); then the pair of the next step is awaited. */
 #define SOFTMAX(masked, LOAD)                                                   \

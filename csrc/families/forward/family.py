@@ -38,12 +38,12 @@ def products(of: Kernel) -> str:
         "wgmma_scores",
         f"S[64, {of.tile_k}] (+)= Q[64, 16] K[{of.tile_k}, 16]^T, {'Q in registers, K' if in_registers else 'both'} K-major"
         " in shared memory",
-        of.tile_k, of.dtype, a_group_bytes=None if in_registers else GROUP_BYTES * of.rows // 64, transpose_b=False,
+        of.tile_k, of.dtype, a_group_bytes=None if in_registers else GROUP_BYTES * of.rows // 64, transpose_b=False, high_is_given=True,
     )
     output = product(
         "wgmma_output",
         f"O[64, {of.head_dim}] (+)= P[64, 16] V[16, {of.head_dim}], P in registers, V MN-major in shared memory",
-        of.head_dim, of.dtype, a_group_bytes=None, transpose_b=True,
+        of.head_dim, of.dtype, a_group_bytes=None, transpose_b=True, high_is_given=True,
     )
     return header(scores, output)
 
