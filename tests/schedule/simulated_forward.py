@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from simulated import Mutation, Simulated
 
-
 HOLD_QUERIES = "hold_queries(q, q_rows, warp % WARPS_PER_GROUP, lane);"
 
 MUTATIONS = (
@@ -53,14 +52,23 @@ MUTATIONS = (
         ),
     ),
     Mutation("q_of_the_first_warp", (("row = 16 * warp + lane % 16;", "row = 0 * warp + lane % 16;"),)),
+    Mutation(
+        "awaited_before_it_is_asked_for",
+        (
+            ("&now, &next); BEGIN_WAIT();", "&now, &next);"),
+            ("const query_tile next", "BEGIN_WAIT(); const query_tile next"),
+        ),
+    ),
     Mutation("own_pairs_past_the_end", (("(!ASKS_EARLY && t < now.key_tiles - STAGES)", "(t < now.key_tiles)"),)),
     Mutation(
         "own_pairs_of_the_next_head", (("now->key_head,\n            now->batch", "now->key_head + 1, now->batch"),)
     ),
-    Mutation("loads_after_a_time_out", (("define LOAD_ANY(done) load_pair(arrived,", "define LOAD_ANY(done) load_pair(1,"),), time_outs=True),
     Mutation(
-        "loads_own_after_a_time_out", (("load_own_pair(arrived,", "load_own_pair(1,"),), time_outs=True
+        "loads_after_a_time_out",
+        (("define LOAD_ANY(done) load_pair(arrived,", "define LOAD_ANY(done) load_pair(1,"),),
+        time_outs=True,
     ),
+    Mutation("loads_own_after_a_time_out", (("load_own_pair(arrived,", "load_own_pair(1,"),), time_outs=True),
     Mutation("rows_not_poisoned", (("poison = arrived ? 0.f : NAN;", "poison = 0.f;"),), time_outs=True),
 )
 

@@ -153,19 +153,37 @@ dhp_attention_fwd(const __grid_constant__ CUtensorMap q_map, const __grid_consta
 #endif
 #define ISSUE_OUTPUT() issue_registers<wgmma_output>(o, probabilities, OF_STAGE(v_descriptor), TILE_K, t > 1, HIGH)
 
-/* Softmax of S(t); then the pair of the next step is awaited. */
-#define SOFTMAX(masked, LOAD)                                                   \
-  do {                                                                          \
-    const int column = (now.key_tiles - 1 - t) * TILE_K + lane % 4 * 2;         \
-    int limit[THREAD_ROWS];                                                     \
-    for (int r = 0; r < THREAD_ROWS; r++)                                       \
-      limit[r] = last_key[r] - column;                                          \
-    float scale[THREAD_ROWS];                                                   \
-    softmax_shift(s, &stats, scale, &p, limit, masked);                         \
-    ASK_EARLY(LOAD);                                                            \
-    softmax_exponentials(s, &stats, scale);                                     \
-    t++;                                                                        \
-    arrived &= mbarrier_wait(pairs_full + 8 * pair.index, pair.parity, p.zero); \
+/*
+ * The pair of the next step is awaited while S(t) is, and before the exponentials: at head_dim 64 a turn is so short
+ * that the tries would otherwise be a fifth of the way from S(t) to the next turn. At 128 and 256 the pair comes later
+ * than that in the first steps of a query tile, and is awaited at the end.
+ */
+#define AWAITS_EARLY (HEAD_DIM == 64 && WARPGROUPS > 1)
+#define BEGIN_WAIT() \
+  const uint32_t there = AWAITS_EARLY ? mbarrier_wait_begin(pairs_full + 8 * pair.index, pair.parity, p.zero) : 0
+#define END_WAIT()                                                                                           \
+  do {                                                                                                       \
+    if (AWAITS_EARLY) arrived &= mbarrier_wait_end(pairs_full + 8 * pair.index, pair.parity, p.zero, there); \
+  } while (0)
+#define WAIT_AT_THE_END()                                                                          \
+  do {                                                                                             \
+    if (!AWAITS_EARLY) arrived &= mbarrier_wait(pairs_full + 8 * pair.index, pair.parity, p.zero); \
+  } while (0)
+
+/* Softmax of S(t). */
+#define SOFTMAX(masked, LOAD)                                           \
+  do {                                                                  \
+    const int column = (now.key_tiles - 1 - t) * TILE_K + lane % 4 * 2; \
+    int limit[THREAD_ROWS];                                             \
+    for (int r = 0; r < THREAD_ROWS; r++)                               \
+      limit[r] = last_key[r] - column;                                  \
+    float scale[THREAD_ROWS];                                           \
+    softmax_shift(s, &stats, scale, &p, limit, masked);                 \
+    ASK_EARLY(LOAD);                                                    \
+    END_WAIT();                                                         \
+    softmax_exponentials(s, &stats, scale);                             \
+    t++;                                                                \
+    WAIT_AT_THE_END();                                                  \
   } while (0)
 
 /* Step t > 0, with the mask or without, and with which of the two loads. */
@@ -176,6 +194,7 @@ dhp_attention_fwd(const __grid_constant__ CUtensorMap q_map, const __grid_consta
     ISSUE_OUTPUT();                       \
     HAND_OVER(1, LOAD);                   \
     pair = stage_after(pair);             \
+    BEGIN_WAIT();                         \
     wgmma_wait(1);                        \
     SOFTMAX(masked, LOAD);                \
     wgmma_wait(0);                        \
@@ -211,6 +230,7 @@ dhp_attention_fwd(const __grid_constant__ CUtensorMap q_map, const __grid_consta
     pair = stage_after(pair);
     const query_tile next = nth_query_tile(&p, ++nth);
     load_skipped((int)arrived, &load, pairs_full, pair.index, &now, &next);
+    BEGIN_WAIT();
     wgmma_wait(0);
     SOFTMAX(1, LOAD_ANY);
     pack_probabilities(probabilities, s);
