@@ -34,11 +34,12 @@ def products(of: Kernel) -> str:
     2 g begins at row 8 g, and Q lies in shared memory as always.
     """
     in_registers = (of.head_dim, of.warpgroups) == (128, 2)  # Q_IN_REGISTERS in layout.cuh
+    rows = "Q in registers, K" if in_registers else "both"
     scores = product(
         "wgmma_scores",
-        f"S[64, {of.tile_k}] (+)= Q[64, 16] K[{of.tile_k}, 16]^T, {'Q in registers, K' if in_registers else 'both'} K-major"
-        " in shared memory",
-        of.tile_k, of.dtype, a_group_bytes=None if in_registers else GROUP_BYTES * of.rows // 64, transpose_b=False, high_is_given=True,
+        f"S[64, {of.tile_k}] (+)= Q[64, 16] K[{of.tile_k}, 16]^T, {rows} K-major in shared memory",
+        of.tile_k, of.dtype, a_group_bytes=None if in_registers else GROUP_BYTES * of.rows // 64, transpose_b=False,
+        high_is_given=True,
     )
     output = product(
         "wgmma_output",
