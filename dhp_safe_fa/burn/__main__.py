@@ -71,7 +71,8 @@ def parser() -> argparse.ArgumentParser:
 
     imports = commands.add_parser("import", help="record the stored benchmark result of a commit, without a decision")
     imports.add_argument("name")
-    imports.add_argument("commit", help="a commit whose benchmarks/results/h100_FAMILY.json is taken")
+    imports.add_argument("commit", help="a commit whose benchmarks/results/GPU_FAMILY.json is taken")
+    imports.add_argument("--gpu", metavar="NAME", default="h100", help="as that file is called; default: %(default)s")
 
     build = commands.add_parser(
         "build", help="put the build of an iteration into build/burn/, to carry it to a machine without git history"
@@ -99,7 +100,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if args.command in ("run", "baseline"):
             return _iterate(args)
         if args.command == "import":
-            record = stored.imported(args.name, args.commit, args.family)
+            record = stored.imported(args.name, args.commit, args.family, args.gpu)
             file.append(args.log, record)
             tables.show_record(record, tables.make_console())
             return 0

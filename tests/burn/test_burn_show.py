@@ -136,17 +136,19 @@ def test_a_log_that_is_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
 
 
 @pytest.mark.skipif(not (ROOT / ".git").exists(), reason="imports read git history, and this copy has none")
-def test_import(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(("file", "gpu"), [("iterations.jsonl", "h100"), ("iterations_h200.jsonl", "h200")])
+def test_import(file: str, gpu: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Stored results of the project's own history, if this clone is deep enough; and commits that have none."""
     log = tmp_path / "iterations.jsonl"
     assert "git rev-parse failed" in refused(log, capsys, "import", "x", "no-such-commit")
-    imported = [record for record in load(ROOT / "audits" / "iterations.jsonl").records if record.kind == "imported"]
+    imported = [record for record in load(ROOT / "audits" / file).records if record.kind == "imported"]
+    assert imported
     for original in imported:
         commit = str(original.source)
         known = subprocess.run(["git", "-C", str(ROOT), "cat-file", "-e", f"{commit}^{{commit}}"], capture_output=True)
         if known.returncode:
             pytest.skip(f"this clone does not reach back to {commit}")
-        shown(log, capsys, "import", original.name, commit, "--family", original.family)
+        shown(log, capsys, "import", original.name, commit, "--family", original.family, "--gpu", gpu)
         record = load(log).records[-1]
         assert record.kind == "imported" and record.source == commit and record.decision is None
         assert record.kernels[0].registers is None and record.chip is not None and record.chip.dram_gbs is None

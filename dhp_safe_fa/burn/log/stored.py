@@ -10,10 +10,10 @@ from dhp_safe_fa.burn.families import FAMILIES
 from dhp_safe_fa.burn.log.records import FORWARD, Kernel, Record, Shape
 from dhp_safe_fa.burn.measuring import chip
 
-RESULT = "benchmarks/results/h100_{family}.json"
+RESULT = "benchmarks/results/{gpu}_{family}.json"
 
 
-def imported(name: str, revision: str, family: str = FORWARD) -> Record:
+def imported(name: str, revision: str, family: str = FORWARD, gpu: str = "h100") -> Record:
     """The stored GPU result of a commit, with FlashAttention-3, if it was not measured, as that commit's anchors
     estimate it. What it does not say is None.
 
@@ -22,7 +22,7 @@ def imported(name: str, revision: str, family: str = FORWARD) -> Record:
         ValueError: the file is no benchmark result of a CUDA run.
     """
     source = git("rev-parse", "--verify", f"{revision}^{{commit}}")
-    report = results.from_json(json.loads(git("show", f"{source}:{RESULT.format(family=family)}")))
+    report = results.from_json(json.loads(git("show", f"{source}:{RESULT.format(gpu=gpu, family=family)}")))
     environment = report.environment
     shapes = []
     table, direction = f"{source}:{anchors.FILE.format(direction=family)}", FAMILIES[family].direction
