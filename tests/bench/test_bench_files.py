@@ -84,6 +84,18 @@ def test_json_round_trip(tmp_path: Path) -> None:
     assert data["results"][0]["outcomes"][1]["ratio"] == 2
 
 
+SEVERAL_GPUS = sorted((BENCHMARKS / "results" / "context_parallel").glob("*.json"))
+
+
+@pytest.mark.parametrize("path", SEVERAL_GPUS, ids=lambda path: path.name)
+def test_stored_runs_of_several_gpus(path: Path) -> None:
+    """Of benchmarks/context_parallel.py: they say where they are from, and no repeat differed from one GPU."""
+    run = json.loads(path.read_text())
+    assert run["schema"] == "dhp_safe_fa.context_parallel/1" and run["environment"]["commit"] and run["ranks"] > 1
+    assert all(set(line["equal"].values()) == {line["repeats"]} for line in run["bits"])
+    assert {line["who"] for line in run["times"]} >= {"one GPU", "heads_at_once=None"}
+
+
 @pytest.mark.parametrize("path", sorted((BENCHMARKS / "results").glob("*.json")), ids=lambda path: path.name)
 def test_stored_results_are_read(path: Path) -> None:
     """Labels are stored beside them, in the log of iterations: they stay what they were."""

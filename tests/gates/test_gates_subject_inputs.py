@@ -43,7 +43,7 @@ class Gradients:
 
 def test_counters_fill_every_buffer() -> None:
     gradients = Gradients()
-    for step in counted._subject_steps(gradients.subject, 1, ["zeros", "large"]):
+    for step in counted._subject_steps("bwd", gradients.subject, 1, ["zeros", "large"]):
         step.call()
     *_, zeros, large = gradients.fed
     assert not any(tensor.any() for tensor in zeros) and all(tensor.any() for tensor in large)
