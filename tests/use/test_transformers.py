@@ -129,7 +129,8 @@ def test_cached_decoding_and_chunked_prefill(model: Any, target: Target, rng: to
 
 @pytest.mark.parametrize("left_padded", [False, True], ids=["equal_lengths", "left_padded"])
 def test_generated_text(model: Any, target: Target, rng: torch.Generator, left_padded: bool) -> None:
-    """Greedy decoding with the cache. In float32 the same tokens; else the scores of the tokens that SDPA chose."""
+    """Greedy decoding with the cache. In float32 the same tokens, up to where SDPA's best two are all but equal; else
+    the scores of the tokens that SDPA chose."""
     ids = tokens(rng, target, 3, 40)
     mask = padding(target, 40, [(0, 40), (13, 40), (39, 40)] if left_padded else [(0, 40)] * 3)
     options = {**GENERATE, "attention_mask": mask, "return_dict_in_generate": True, "output_logits": True}
@@ -141,7 +142,11 @@ def test_generated_text(model: Any, target: Target, rng: torch.Generator, left_p
     assert CALLS[-3 if left_padded else -1] == (1, 40 + 23)
     assert_logits_agree(got.logits[0], want.logits[0], target.dtype)
     if target.dtype == torch.float32:
-        assert torch.equal(got.sequences, want.sequences)
+        for one, other, scores in zip(got.sequences, want.sequences, torch.stack(want.logits, dim=1), strict=True):
+            differing = (one != other).nonzero().flatten()
+            if len(differing):
+                best, next_best = scores[differing[0] - 40].topk(2).values
+                assert best - next_best < 1e-4, "another token, and not by a hair"
     elif not left_padded:
         forced = model(want.sequences[:, :-1], use_cache=False).logits[:, 39:]
         assert_logits_agree(forced, torch.stack(want.logits, dim=1), target.dtype)
