@@ -140,18 +140,26 @@ dhp_attention_fwd(const __grid_constant__ CUtensorMap q_map, const __grid_consta
     if (!ASKS_EARLY) LOAD(t - 1); \
   } while (0)
 
-/* S(t) = q k(t)^T, and O (+)= P(t-1) v(t-1). */
-/* A constant, but the compiler must not know that of it: it would build each descriptor's high half anew, one or two
- * instructions a product. With t in it, it is kept in a uniform register. At head_dim 256 there is none left for it. */
-#define HIGH (HEAD_DIM > 128 ? DESCRIPTOR_HIGH : ((uint32_t)t & p.zero) ^ DESCRIPTOR_HIGH)
+/*
+ * S(t) = q k(t)^T, and O (+)= P(t-1) v(t-1).
+ *
+ * HIGH is a constant, but the compiler must not know that of it: it would build each descriptor's high half anew, one
+ * or two instructions a product. With t in it, it is kept in a uniform register. At head_dim 256 there are too few of
+ * them: there v's are built all the same, and q's descriptor is computed again in each step; a lone warpgroup is better
+ * off with constants.
+ */
+#define UNKNOWN_ZERO ((uint32_t)t & p.zero)
+#define HIGH (HEAD_DIM > 128 && WARPGROUPS == 1 ? DESCRIPTOR_HIGH : UNKNOWN_ZERO ^ DESCRIPTOR_HIGH)
+#define HIGH_OF_V (HEAD_DIM > 128 ? DESCRIPTOR_HIGH : HIGH)
 #define OF_STAGE(descriptor) ((descriptor) + pair.index * (KV_BYTES / DESCRIPTOR_UNIT))
 #if Q_IN_REGISTERS
 #define ISSUE_SCORES() issue_held<wgmma_scores>(s, q, OF_STAGE(k_descriptor), KV_BOX_BYTES, HEAD_DIM, HIGH)
 #else
+#define Q_DESCRIPTOR (HEAD_DIM > 128 && WARPGROUPS > 1 ? matrix_descriptor(q_rows + UNKNOWN_ZERO, 16) : q_descriptor)
 #define ISSUE_SCORES() \
-  issue_shared<wgmma_scores>(s, q_descriptor, Q_BOX_BYTES, OF_STAGE(k_descriptor), KV_BOX_BYTES, HEAD_DIM, HIGH)
+  issue_shared<wgmma_scores>(s, Q_DESCRIPTOR, Q_BOX_BYTES, OF_STAGE(k_descriptor), KV_BOX_BYTES, HEAD_DIM, HIGH)
 #endif
-#define ISSUE_OUTPUT() issue_registers<wgmma_output>(o, probabilities, OF_STAGE(v_descriptor), TILE_K, t > 1, HIGH)
+#define ISSUE_OUTPUT() issue_registers<wgmma_output>(o, probabilities, OF_STAGE(v_descriptor), TILE_K, t > 1, HIGH_OF_V)
 
 /*
  * The pair of the next step is awaited while S(t) is, and before the exponentials: at head_dim 64 a turn is so short

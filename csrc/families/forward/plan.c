@@ -24,10 +24,6 @@ enum {
   MAX_ITEMS = INT32_MAX - 1024
 };
 
-/* What the beginning and the end of a query tile cost, in steps: less if other CTAs on the multiprocessor fill the gap.
- * Fitted to measured times of short sequences. */
-static const double ENDS_ALONE = 1.5, ENDS_FILLED = .5;
-
 int dhp_cuda_max_head_dim(void) {
   int most = 0;
   for (int i = 0; i < dhp_family_forward.count; i++)
@@ -63,20 +59,39 @@ static sharing share(const dhp_attention *args, const dhp_kernel_info *kernel) {
   return (sharing){heads, q[0] * q[1] / heads, ceil_div(q[2], kernel->tile_q / heads)};
 }
 
+/* Key tiles that a query tile visits, the first of whose rows is this one: at least one. */
+static int64_t visits(const dhp_mask *mask, int64_t row, int rows, int tile_k) {
+  const int64_t tiles = ceil_div(dhp_mask_row(mask, row + rows - 1).last, tile_k);
+  return tiles > 1 ? tiles : 1;
+}
+
+/* Of the time that a multiprocessor full of CTAs takes for a step of each, what it takes where the launch has so many
+ * CTAs; a lone one overlaps with nobody. */
+static double share_of_step(int64_t ctas, int ctas_per_sm) {
+  const int64_t together = ceil_div(ctas, DHP_MULTIPROCESSORS);
+  return ctas == 0 ? 0. : (1. + (double)together) / (1. + ctas_per_sm);
+}
+
 /*
- * About how many cycles the launch takes: rounds of CTAs, times steps of a query tile, times the cycles of a step. A
- * multiprocessor with room for more CTAs than there are takes fewer cycles a step.
+ * About how many cycles the launch takes. Query tiles that are equally long go in rounds, and the last round may be
+ * short; others are dealt so that all CTAs end at about the same time, but none before its longest.
  */
 static double cost_of(const dhp_attention *args, const dhp_mask *mask, const dhp_kernel_info *kernel) {
   const sharing by = share(args, kernel);
   const int64_t tiles = by.groups * by.q_tiles, at_a_time = (int64_t)DHP_MULTIPROCESSORS * kernel->ctas_per_sm;
-  const int64_t rounds = tiles <= at_a_time ? 1 : ceil_div(tiles, at_a_time);
-  const double per_sm = (double)tiles / DHP_MULTIPROCESSORS;
-  const double together = per_sm <= 1. ? 1. : per_sm < kernel->ctas_per_sm ? per_sm : kernel->ctas_per_sm;
-  const double crowd = rounds > 1 ? 1. : (1. + together) / (1. + kernel->ctas_per_sm);
-  const double all = (double)dhp_mask_keys_seen(mask), seen = args->is_causal ? (all + kernel->tile_q) / 2. : all;
-  const double steps = seen / kernel->tile_k + (kernel->ctas_per_sm > 1 ? ENDS_FILLED : ENDS_ALONE);
-  return (double)rounds * crowd * steps * kernel->step_cycles;
+  const int rows = kernel->tile_q / by.heads_per_tile;
+  const int64_t shortest = visits(mask, 0, rows, kernel->tile_k);
+  const int64_t longest = visits(mask, (by.q_tiles - 1) * rows, rows, kernel->tile_k);
+  double steps;
+  if (tiles > at_a_time && shortest < longest) {
+    const double each = (double)tiles / (double)at_a_time * (double)(shortest + longest) / 2.;
+    const double least = (double)longest / kernel->ctas_per_sm;
+    steps = each > least ? each : least;
+  } else {
+    const double rounds = (double)(tiles / at_a_time) + share_of_step(tiles % at_a_time, kernel->ctas_per_sm);
+    steps = rounds * (double)longest;
+  }
+  return steps * kernel->step_cycles;
 }
 
 static const dhp_kernel_info *choose_kernel(const dhp_attention *args, const dhp_mask *mask, int head_dim) {
