@@ -3,13 +3,14 @@
 Each source in tests/controls/ holds two kernels. `leak` has one planted leak, which a gate has to find *as the first
 line declares*; `clean` does the same work without it and has to pass every gate. The first line reads
 
-    // control: expects sass=KIND counters=SEEN bitwise=SEEN timing=SEEN [build=unbranch|relocatable]
+    // control: expects sass=KIND counters=SEEN bitwise=SEEN timing=SEEN [build=unbranch|relocatable] [public=BYTES]
 
 KIND is a kind of finding, `literal` (only the count of predicated transfers sees it), or `blind` (another gate's case:
 here there must be no finding). SEEN, of the gates that execute the kernels, is `caught`, `blind` (and it is as wrong to
 see something there as to miss a leak) or `may` (chance decides, nothing is claimed). Every gate of registry.py has to
 be named: a leak whose line is silent about a gate would be judged there by a rule that nobody wrote down.
-build=unbranch sends the code through the branch-removal step of the shipped kernels.
+build=unbranch sends the code through the branch-removal step of the shipped kernels. public: its pointer parameter so
+many bytes from the first one points to memory that is declared public.
 
 Machine code comes from nvcc, all sources in one cubin per way of building (starting nvdisasm is what takes time),
 where the kernels are called NAME_leak and NAME_clean. It is kept under build/controls/ until anything that goes into it
@@ -31,7 +32,7 @@ from pathlib import Path
 from . import provenance, tools
 from .registry import EXECUTING
 from .sass.gate import Cubin, KernelReport, audit
-from .sass.policy import Policy
+from .sass.policy import Policy, PublicMemory
 from .verdict import BLIND as BLIND
 from .verdict import MAY as MAY
 from .verdict import PASS, ControlOutcome
@@ -43,11 +44,12 @@ LITERAL, CAUGHT = "literal", "caught"
 TWINS = ("leak", "clean")
 _FLAGS = ["-std=c++17", "-O3", "-lineinfo"]
 _ARCHITECTURE = "90a"
-_FORM = f"// control: expects sass=KIND {' '.join(f'{gate}=SEEN' for gate in EXECUTING)} [build=unbranch|relocatable]"
+_SEEN = " ".join(f"{gate}=SEEN" for gate in EXECUTING)
+_FORM = f"// control: expects sass=KIND {_SEEN} [build=unbranch|relocatable] [public=BYTES]"
 _HEADER = re.compile(
     r"// control: expects sass=(?P<sass>[\w-]+)"
     + "".join(rf" {gate}=(?P<{gate}>{CAUGHT}|{BLIND}|{MAY})" for gate in EXECUTING)
-    + r"(?: build=(?P<build>unbranch|relocatable))?"
+    + r"(?: build=(?P<build>unbranch|relocatable))?(?: public=(?P<public>\d+))?"
 )
 
 
@@ -58,6 +60,7 @@ class Header:
     sass: str
     executing: dict[str, str]
     build: str
+    public: int | None
 
 
 @dataclass(frozen=True)
@@ -67,11 +70,13 @@ class Controls:
     Attributes:
         expects: name to what the gate sass finds.
         executing: name to {gate: caught, blind or may} for the gates that execute the kernels.
+        public: name to the place of a pointer parameter to public memory, of those that have one.
     """
 
     expects: dict[str, str]
     cubins: list[bytes]
     executing: dict[str, dict[str, str]] = field(default_factory=dict)
+    public: dict[str, int] = field(default_factory=dict)
 
     def expected_of(self, gate: str) -> dict[str, str]:
         """Name to caught, blind or may, for one gate that executes the kernels. ControlError if one does not say, or if
@@ -103,7 +108,8 @@ def read_header(source: Path) -> Header:
     match = _HEADER.fullmatch(source.read_text().split("\n", 1)[0])
     if not match:
         raise ControlError(f"{source}: the first line does not read '{_FORM}'")
-    return Header(match["sass"], {gate: match[gate] for gate in EXECUTING}, match["build"] or "")
+    public = int(match["public"]) if match["public"] else None
+    return Header(match["sass"], {gate: match[gate] for gate in EXECUTING}, match["build"] or "", public)
 
 
 def find_nvcc() -> Path | None:
@@ -200,7 +206,8 @@ def build_controls(out_dir: Path, progress: Callable[[str], None] = lambda _: No
             raise ControlError(f"a control cannot be built: {error}") from error
     expects = {source.stem: headers[source].sass for source in sources}
     executing = {source.stem: headers[source].executing for source in sources}
-    content = {**new, "cubins": cubins, "expects": expects, "executing": executing}
+    public = {source.stem: header.public for source, header in headers.items() if header.public is not None}
+    content = {**new, "cubins": cubins, "expects": expects, "executing": executing, "public": public}
     manifest.write_text(json.dumps(content, indent=1) + "\n")
     return names
 
@@ -230,7 +237,7 @@ def load_controls(progress: Callable[[str], None] = lambda _: None) -> Controls:
         raise tools.NotRun(f"no controls: neither sources in {SOURCES} nor a packaged {manifest}")
     content = json.loads(manifest.read_text())
     cubins = [(folder / name).read_bytes() for name in content["cubins"]]
-    return Controls(content["expects"], cubins, content.get("executing", {}))
+    return Controls(content["expects"], cubins, content.get("executing", {}), content.get("public", {}))
 
 
 def judge(expects: str, leak: KernelReport | None, clean: KernelReport | None) -> str:
@@ -266,10 +273,11 @@ def judge_executed(name: str, expects: str, leak: str, clean: str) -> ControlOut
 
 
 def run_controls(controls: Controls) -> list[Outcome]:
-    """Put every control through the gate, with an empty policy."""
+    """Put every control through the gate, with a policy that holds what they declare and nothing else."""
+    declared = [PublicMemory(f"{name}_*", place, "table", "declared") for name, place in controls.public.items()]
     reports: dict[str, KernelReport] = {}
     for cubin in controls.cubins:
-        reports.update((report.kernel, report) for report in audit(Cubin("", cubin), Policy()))
+        reports.update((report.kernel, report) for report in audit(Cubin("", cubin), Policy(public_memory=declared)))
     return [
         Outcome(name, expects, judge(expects, *(reports.get(f"{name}_{twin}") for twin in TWINS)))
         for name, expects in controls.expects.items()

@@ -1,6 +1,7 @@
 """Runs the planted leaks of tests/controls/ and their clean twins on the GPU, beside torch, through the CUDA driver.
 
-Each control is ``NAME_leak(const float *secret, float *out)`` or ``NAME_clean(...)``, made for CTAs of 128 threads.
+Each control is ``NAME_leak(const float *secret, float *out, int *table)`` or ``NAME_clean(...)``, made for CTAs of 128
+threads. Most do without the table, 128 public numbers from 0 to 127.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ class Planted:
         torch.cuda.current_stream().synchronize()  # makes torch's primary context current in this thread
         self._modules = [self._load(cubin) for cubin in loaded.cubins]
         self._functions: dict[str, ctypes.c_void_p] = {}
+        self._table = (torch.arange(THREADS, dtype=torch.int32, device="cuda") * 37) % THREADS
 
     def _call(self, function: str, *arguments: object) -> int:
         return int(getattr(self._cuda, function)(*arguments))
@@ -74,8 +76,10 @@ class Planted:
                 raise ValueError(f"{name}: contiguous float32 on a GPU is needed, not {tensor.dtype} {tensor.device}")
             if tensor.numel() < SECRETS:
                 raise ValueError(f"{name}: {tensor.numel()} elements; {SECRETS} are needed")
-        pointers = [ctypes.c_void_p(secret.data_ptr()), ctypes.c_void_p(out.data_ptr())]
-        parameters = (ctypes.c_void_p * 2)(*(ctypes.cast(ctypes.byref(p), ctypes.c_void_p) for p in pointers))
+        # The driver takes as many as the kernel has.
+        pointers = [ctypes.c_void_p(tensor.data_ptr()) for tensor in (secret, out, self._table)]
+        places = [ctypes.cast(ctypes.byref(pointer), ctypes.c_void_p) for pointer in pointers]
+        parameters = (ctypes.c_void_p * len(places))(*places)
         stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
         function = self._function(f"{control}_{twin}")
         self._check("cuLaunchKernel", function, grid, 1, 1, THREADS, 1, 1, 0, stream, parameters, None)

@@ -93,6 +93,10 @@ def print_policy(console: Console, policy: Policy) -> None:
         state = "used" if entry in policy.used else "[yellow]unused[/]"
         what = f"{entry.effect} {entry.kernel}: {entry.instruction}: {entry.reason}"
         console.print(f"policy: {state}: {escape(what)}")
+    for memory in policy.public_memory:
+        state = "used" if memory in policy.used else "[yellow]unused[/]"
+        what = f"public memory {memory.kernel}: {memory.name}, parameter at {memory.parameter}: {memory.reason}"
+        console.print(f"policy: {state}: {escape(what)}")
 
 
 # ---- the gates that execute kernels ----------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from dhp_safe_fa.gates.sass.policy import PolicyError, load
 from dhp_safe_fa.gates.verdict import ControlOutcome, GateResult, Progress, conclude, worst
 
 KEYS = ["kernel", "cubin_sha256", "instructions", "registers", "spill_bytes", "predicated_branches",
-        "indirect_branches", "secret_findings", "unknown_opcodes", "verdict"]  # fmt: skip
+        "indirect_branches", "secret_findings", "unknown_opcodes", "public_memory", "verdict"]  # fmt: skip
 
 
 COMPILED: dict[tuple[str, ...], bytes] = {}
@@ -123,10 +123,34 @@ def test_policy_makes_a_load_public(tmp_path: Path) -> None:
     assert gate("--cubin", compile_cubin(tmp_path, LEAKY), "--policy", policy)[0] == 0
 
 
+PAGED = """
+extern "C" __global__ void paged(const int *table, const float *cache, float *out) {
+  out[threadIdx.x] = cache[table[blockIdx.x] * 128 + threadIdx.x];
+}
+"""
+
+
+def test_policy_declares_memory_public(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What steers through a declared pointer is public, and through its neighbour secret; the report says which."""
+    cubin, policy = compile_cubin(tmp_path, PAGED), tmp_path / "policy.json"
+    rule = {"kernel": "pag*", "parameter": 0, "name": "page_table", "reason": "the host's page numbers"}
+    for parameter, code, state in ((0, 0, "used"), (8, 1, "used")):
+        policy.write_text(json.dumps({"declassifications": [], "public_memory": [{**rule, "parameter": parameter}]}))
+        found, (report,) = gate("--cubin", cubin, "--policy", policy, json_file=tmp_path / "o.json")
+        assert (found, report["public_memory"]) == (code, ["page_table"])
+        said = capsys.readouterr().out
+        assert f"policy: {state}: public memory pag*: page_table, parameter at {parameter}" in said
+    assert gate("--cubin", cubin)[0] == 1
+
+
 @pytest.mark.parametrize(
     "text",
     [
         "{",
+        '{"declassifications": [], "public_memory": [{"kernel": "*"}]}',
+        '{"declassifications": [], "public_memory":'
+        ' [{"kernel": "*", "parameter": 4, "name": "t", "reason": "half a pointer"}]}',
+        '{"declassifications": [], "public_memory": [{"kernel": "*", "parameter": 8, "name": "t", "reason": ""}]}',
         "[]",
         '{"declassifications": [{}]}',
         '{"declassifications": [{"effect": "accepted", "kernel": "*", "instruction": "*", "reason": ""}]}',

@@ -47,6 +47,7 @@ class KernelReport:
     indirect_branches: int
     secret_findings: list[dict[str, Any]] = field(default_factory=list)
     unknown_opcodes: list[str] = field(default_factory=list)
+    public_memory: list[str] = field(default_factory=list)  # what it may read and be steered by, by name
 
     @property
     def is_clean(self) -> bool:
@@ -89,7 +90,8 @@ def report_kernel(program: Program, kernel: str, cubin: Cubin, registers: int, p
     """Analyse one kernel of a disassembled cubin."""
     name = cubin.name if cubin.name and len(program.kernels) == 1 else kernel
     code = program.code
-    analysis: Analysis = analyse(program, kernel, lambda p: policy.allows(PUBLIC_RESULT, name, code[p]))
+    declared = policy.declared(name)
+    analysis: Analysis = analyse(program, kernel, lambda p: policy.allows(PUBLIC_RESULT, name, code[p]), declared)
     graph = analysis.graph
     positions = [p for first, last in graph.blocks for p in range(first, last + 1)]
     start, end = program.sections[code[program.labels[kernel]].section]
@@ -105,6 +107,7 @@ def report_kernel(program: Program, kernel: str, cubin: Cubin, registers: int, p
             _describe(program, f) for f in analysis.findings if not policy.allows(ACCEPTED, name, code[f.position])
         ],
         unknown_opcodes=analysis.unknown,
+        public_memory=sorted(declared.values()),
     )
 
 

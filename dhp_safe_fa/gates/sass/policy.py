@@ -1,9 +1,12 @@
 """The declassification policy: the reviewed exceptions, each with its reason, and nothing else.
 
-A JSON file: ``{"declassifications": [{"effect", "kernel", "instruction", "source", "reason"}, ...]}``.
+A JSON file: ``{"declassifications": [{"effect", "kernel", "instruction", "source", "reason"}, ...],
+"public_memory": [{"kernel", "parameter", "name", "reason"}, ...]}``; the second list may be left out.
 effect ``public-result``: what the instruction loads is public (a table of lengths, say). effect ``accepted``: the
 findings at the instruction are accepted. kernel, instruction and source (file:line) are shell patterns (fnmatch) and
-have to match all three; source may be left out.
+have to match all three; source may be left out. public_memory: that what a pointer parameter of these kernels points
+to is public, a table of pages, say; parameter is its place, in bytes from the first one, name what people call it. The
+gate then proves that the kernel does not write there.
 """
 
 from __future__ import annotations
@@ -40,21 +43,34 @@ class Declassification:
         )
 
 
+@dataclass(frozen=True)
+class PublicMemory:
+    """A pointer parameter to public memory."""
+
+    kernel: str
+    parameter: int
+    name: str
+    reason: str
+
+
 @dataclass
 class Policy:
     """All exceptions, and which of them were needed so far."""
 
     entries: list[Declassification] = field(default_factory=list)
-    used: set[Declassification] = field(default_factory=set)
+    public_memory: list[PublicMemory] = field(default_factory=list)
+    used: set[Declassification | PublicMemory] = field(default_factory=set)
 
     def allows(self, effect: str, kernel: str, instruction: Instruction) -> bool:
         matching = [e for e in self.entries if e.effect == effect and e.matches(kernel, instruction)]
         self.used.update(matching)
         return bool(matching)
 
-    @property
-    def unused(self) -> list[Declassification]:
-        return [entry for entry in self.entries if entry not in self.used]
+    def declared(self, kernel: str) -> dict[int, str]:
+        """Of this kernel: the place of each pointer parameter to public memory, and its name."""
+        matching = [entry for entry in self.public_memory if fnmatchcase(kernel, entry.kernel)]
+        self.used.update(matching)
+        return {entry.parameter: entry.name for entry in matching}
 
 
 def load(path: Path) -> Policy:
@@ -75,4 +91,15 @@ def load(path: Path) -> Policy:
         if made.effect not in (PUBLIC_RESULT, ACCEPTED) or len(made.reason) < 10:
             raise PolicyError(f"{path}: entry {number}: effect is {PUBLIC_RESULT} or {ACCEPTED}, with a reason")
         policy.entries.append(made)
+    for number, entry in enumerate(content.get("public_memory", []), 1):
+        try:
+            declaration = PublicMemory(**entry)
+        except TypeError as error:
+            raise PolicyError(f"{path}: public memory {number}: {error}") from error
+        is_place = isinstance(declaration.parameter, int) and declaration.parameter >= 0
+        if not is_place or declaration.parameter % 8 or not declaration.name or len(declaration.reason) < 10:
+            raise PolicyError(
+                f"{path}: public memory {number}: parameter is a multiple of 8 bytes, with a name and a reason"
+            )
+        policy.public_memory.append(declaration)
     return policy

@@ -8,7 +8,7 @@ Distances only fall, so the iteration ends.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from .addresses.aliases import Aliases
@@ -48,7 +48,9 @@ class Analysis:
 
 
 class _Taint:
-    def __init__(self, program: Program, graph: Graph, is_declassified: Callable[[int], bool]) -> None:
+    def __init__(
+        self, program: Program, graph: Graph, is_declassified: Callable[[int], bool], public: Collection[int]
+    ) -> None:
         self.program = program
         self.graph = graph
         self.is_declassified = is_declassified
@@ -65,7 +67,7 @@ class _Taint:
                 except UnknownInstruction as error:
                     self.unknown[str(error)] = None
                     self.effects[position] = Effects()
-        self.aliases = Aliases(program, list(self.effects))
+        self.aliases = Aliases(program, list(self.effects), public)
         wanted = {position: set(locations) for position, locations in self.aliases.wanted.items()}
         for position, effect in self.effects.items():
             base = effect.frame.base if effect.frame else None
@@ -74,7 +76,8 @@ class _Taint:
         cases = Cases(program, graph, self.effects)
         for position, locations in cases.wanted.items():
             wanted.setdefault(position, set()).update(locations)
-        self.addresses = Addresses(program, graph, self.effects, wanted)
+        self.addresses = Addresses(program, graph, self.effects, wanted, public)
+        self.public_loads = self.aliases.public_loads(self.addresses)
         self.certain = cases.certain(self.addresses)
         self.unwritten: set[int] = set()  # loads from local memory that nothing may have written before
         # What other threads of the block, or other lanes of a warp, may have left: locations to marks, from any place.
@@ -216,10 +219,14 @@ class _Taint:
             best = min(filter(None, (best, self.left.get(BARRIER_RESULT))), default=None)
         if effect.frame and not effect.stores and effect.writes:
             best = self.loaded(position, state, guard, best)
+        if position in self.public_loads:  # what is public there is not which of it was read
+            best = self.worst(tuple(x for _, sink in effect.sinks for x in sink), state, best, guard)
         mark: Mark | None = None
         if self.is_declassified(position):
             mark = None
-        elif effect.secret or (best is not None and best[1] == position and position in self.unwritten):
+        elif (effect.secret and position not in self.public_loads) or (
+            best is not None and best[1] == position and position in self.unwritten
+        ):
             mark = (1, position)
             self.parent[position] = None
         elif best is not None:
@@ -330,10 +337,16 @@ class _Taint:
         return sorted(found.values(), key=lambda f: (len(f.chain), f.position))
 
 
-def analyse(program: Program, kernel: str, is_declassified: Callable[[int], bool] = lambda _: False) -> Analysis:
-    """Findings of one kernel. is_declassified(position): the policy says that this instruction's result is public."""
+def analyse(
+    program: Program,
+    kernel: str,
+    is_declassified: Callable[[int], bool] = lambda _: False,
+    public: Collection[int] = (),
+) -> Analysis:
+    """Findings of one kernel. is_declassified(position): the policy says that this instruction's result is public.
+    public: the parameters, in bytes from the first one, that point to memory which is declared public."""
     graph = build_graph(program, kernel)
-    taint = _Taint(program, graph, is_declassified)
+    taint = _Taint(program, graph, is_declassified, public)
     taint.run()
     return Analysis(graph, taint.findings(), sorted(taint.unknown))
 

@@ -34,7 +34,7 @@ def test_every_kind_is_planted(planted: controls.Controls) -> None:
     unresolved-control is no leak but a limit of the analysis."""
     kinds = {"branch", "indirect-branch", "exit", "call", "address", "descriptor", "barrier-operand", "shuffle-lane",
              "clock", "guarded-memory", "guarded-arithmetic", "mbarrier", "tensor-map", "constant",
-             "latency"}  # fmt: skip
+             "latency", "declared-memory"}  # fmt: skip
     assert kinds | {controls.LITERAL, controls.BLIND} == set(planted.expects.values())
 
 

@@ -4,6 +4,8 @@
   memory has to be told apart by its address from every mbarrier of the kernel, and every mbarrier is initialised.
 - A tensor map says where a copy reads, and is public because it is a parameter of the kernel. So the address of every
   map is the parameters' address plus a constant.
+- Declared memory, cu_seqlens and the like, is public because the host says so of a pointer parameter, and because the
+  kernel does not write there: every store to global memory goes through another pointer parameter or a global variable.
 - Constants and parameters are public because kernels only read them. A kernel that can know where they lie (it asks the
   driver, takes the address of its parameters, or reads constants, one of which may be the address of another) may only
   store through pointers that are parameters or addresses of global variables.
@@ -11,7 +13,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 
 from ..isa.operands import Operand, Register, UnknownInstruction, parse, split
@@ -19,17 +21,31 @@ from ..isa.widths import moved
 from ..listing import Instruction, Program
 from .fixpoint import Addresses
 from .transfer import driver_word
-from .values import POINTER, SHARED_HIGH, UNKNOWN, WINDOW, WINDOW_HIGH, Value, may_meet, multiply, single
+from .values import (
+    POINTER,
+    SHARED_HIGH,
+    UNKNOWN,
+    WINDOW,
+    WINDOW_HIGH,
+    Value,
+    is_upper_of,
+    may_meet,
+    multiply,
+    single,
+)
 
-MBARRIER, TENSOR_MAP, CONSTANT = "mbarrier", "tensor-map", "constant"
+MBARRIER, TENSOR_MAP, CONSTANT, DECLARED = "mbarrier", "tensor-map", "constant", "declared-memory"
 _MBARRIER, _INIT, _STORE, _GENERIC, _GLOBAL, _MAP = "mbarrier", "init", "store", "generic", "global", "map"
+_LOAD, _SURFACE = "load", "surface"
 _SHARED_STORES = ("STS", "STSM", "ATOMS", "LDGSTS", "STAS", "REDAS")
 _GENERIC_STORES = ("ST", "ATOM", "RED")
 _GLOBAL_STORES = ("STG", "ATOMG", "REDG")
 _BULK = ("UBLKCP", "UBLKRED")
+_SURFACES = ("SUST", "SURED")
 _MAPPED = ("UTMALDG", "UTMASTG", "UTMAREDG", "UTMAPF")
 _LOOKED_AT = {
-    *_SHARED_STORES, *_GENERIC_STORES, *_GLOBAL_STORES, *_BULK, *_MAPPED, "SYNCS", "ARRIVES", "UTMACCTL",
+    *_SHARED_STORES, *_GENERIC_STORES, *_GLOBAL_STORES, *_BULK, *_MAPPED, *_SURFACES, "SYNCS", "ARRIVES",
+    "UTMACCTL", "LDG",
 }  # fmt: skip
 _MAP_BYTES, _PARAMETER_BYTES = 128, 32764  # of a tensor map; of all parameters of a kernel (programming guide)
 _LEAST_COPY = 16  # bytes that a tensor copy writes at least; how many it does is said by its map
@@ -50,7 +66,7 @@ class Access:
     @property
     def locations(self) -> set[int]:
         """What its address is made from; both words of a generic one."""
-        words = 2 if self.role in (_MAP, _GENERIC, _GLOBAL) else 1
+        words = 2 if self.role in (_MAP, _GENERIC, _GLOBAL, _LOAD) else 1
         read = {x for register in self.registers for x in register.locations(words)}
         return read | (set(self.size.locations()) if isinstance(self.size, Register) else set())
 
@@ -75,6 +91,10 @@ def _accesses(base: str, modifiers: list[str], operands: list[Operand]) -> Itera
         yield Access(_INIT if "EXCH" in modifiers else _MBARRIER, registers, first.offset)
     elif base in _GENERIC_STORES or base in _GLOBAL_STORES:
         yield Access(_GENERIC if base in _GENERIC_STORES else _GLOBAL, registers, first.offset, _bytes(base, modifiers))
+    elif base == "LDG":
+        yield Access(_LOAD, registers, first.offset)
+    elif base in _SURFACES:
+        yield Access(_SURFACE, ())
     elif base in ("STAS", "REDAS"):
         yield from _with_barrier(registers, _bytes(base, modifiers))
     elif base in _SHARED_STORES:
@@ -134,7 +154,7 @@ def _is_parameter(addresses: Addresses, position: int, access: Access) -> bool:
 
 def _uppers(addresses: Addresses, position: int, access: Access) -> set[str]:
     """What the upper word of a 64-bit address is made from."""
-    pairs = [register.locations(2) for register in access.registers]
+    pairs = [register.locations(2) for register in access.registers if "U32" not in register.suffix]
     return {addresses.value(position, pair[1]).base for pair in pairs if len(pair) == 2}
 
 
@@ -157,9 +177,11 @@ def _driver_words(program: Program, positions: Iterable[int]) -> set[str]:
 
 
 class Aliases:
-    """The rules for one kernel. `wanted` are the registers whose values they ask for, by position."""
+    """The rules for one kernel. `wanted` are the registers whose values they ask for, by position. public: the pointer
+    parameters to declared memory."""
 
-    def __init__(self, program: Program, positions: list[int]) -> None:
+    def __init__(self, program: Program, positions: list[int], public: Collection[int] = ()) -> None:
+        self.has_declared = bool(public)
         found = {position: accesses(program.code[position]) for position in positions}
         self.all = [(position, access) for position, some in found.items() for access in some]
         roles = {access.role for _, access in self.all}
@@ -167,8 +189,10 @@ class Aliases:
         reads_constants = any("c[0x3][" in program.code[position].operands for position in positions)
         self.guards_constants = bool(words & {UNKNOWN, WINDOW}) or reads_constants
         asked = {_MAP} | ({_MBARRIER, _INIT, _STORE, _GENERIC} if roles & {_MBARRIER, _INIT} else set())
-        if self.guards_constants:
+        if self.guards_constants or self.has_declared:
             asked |= {_GLOBAL, _GENERIC}
+        if self.has_declared:
+            asked |= {_LOAD, _SURFACE}
         self.all = [(position, access) for position, access in self.all if access.role in asked]
         self.wanted: dict[int, set[int]] = {}
         for position, access in self.all:
@@ -186,8 +210,29 @@ class Aliases:
                 yield MBARRIER, position
             elif access.role in (_GENERIC, _GLOBAL):
                 yield from self.judge_global(addresses, position, access, words)
+                if self.has_declared and not self.is_elsewhere(addresses, position, access):
+                    yield DECLARED, position
+            elif access.role == _SURFACE:  # where it lies, its handle says
+                yield DECLARED, position
             elif access.role == _STORE and words and self.may_touch(addresses, position, access, words):
                 yield MBARRIER, position
+
+    @staticmethod
+    def is_elsewhere(addresses: Addresses, position: int, access: Access) -> bool:
+        """A store that cannot reach declared memory: both words of its address are made from other pointers, or it goes
+        to shared memory. That the host passes no other pointer into declared memory is the host's duty."""
+        where, uppers = _value(addresses, position, access), _uppers(addresses, position, access) - {""}
+        return uppers == {SHARED_HIGH} or (uppers == {POINTER} and where.base == POINTER)
+
+    def public_loads(self, addresses: Addresses) -> set[int]:
+        """Positions that load from declared memory: a declared pointer plus an index, in both words."""
+        found = set()
+        for position, access in self.all:
+            if access.role == _LOAD:
+                uppers = _uppers(addresses, position, access) - {""}
+                if len(uppers) == 1 and is_upper_of(min(uppers), _value(addresses, position, access).base):
+                    found.add(position)
+        return found
 
     def judge_global(
         self, addresses: Addresses, position: int, access: Access, words: set[Value]

@@ -7,7 +7,7 @@ has written yet holds nothing, since no program reads it.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
 from ..cfg import Graph
@@ -66,12 +66,19 @@ class _State:
 
 
 class Addresses:
-    """value(position, location): what a register holds when the instruction at a position reads it."""
+    """value(position, location): what a register holds when the instruction at a position reads it. public: the pointer
+    parameters to declared memory."""
 
     def __init__(
-        self, program: Program, graph: Graph, effects: dict[int, Effects], wanted: dict[int, set[int]]
+        self,
+        program: Program,
+        graph: Graph,
+        effects: dict[int, Effects],
+        wanted: dict[int, set[int]],
+        public: Collection[int] = (),
     ) -> None:
         self.program, self.graph, self.effects, self.wanted = program, graph, effects, wanted
+        self.public = public
         entry, _ = graph.blocks[graph.entry]
         names = [name for name in program.kernels if program.labels[name] == entry]
         self.threads = min((program.threads.get(name, THREADS) for name in names), default=THREADS)
@@ -107,7 +114,7 @@ class Addresses:
                 queue += [c for c in callers[block] if c not in waiting]
                 waiting.update(callers[block])
         for position in self.steps:
-            self.steps[position] = transfer(self.program.code[position], self.threads)
+            self.steps[position] = transfer(self.program.code[position], self.threads, self.public)
 
     def need(self, position: int, live: set[int]) -> None:
         """One instruction backwards: from what is needed behind it to what is needed in front of it."""

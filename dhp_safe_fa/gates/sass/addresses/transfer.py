@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from ..isa.operands import Operand, UnknownInstruction, parse, split
 from ..listing import Instruction
@@ -22,6 +22,8 @@ from .values import (
     WINDOW_HIGH,
     Value,
     add,
+    declared,
+    is_declared,
     join,
     keep_bits,
     logic,
@@ -46,8 +48,9 @@ _PLAIN_SPECIAL = re.compile(r"SR_(CTAID\.[XYZ]|NTID|NCTAID|\w*MASK)")
 _CARRIES = {"IADD3", "UIADD3", "LEA", "ULEA"}
 
 
-def constant(offset: int | None, bank: int, second: bool) -> Value:
-    """A word of a constant bank; second: the upper word of a pair whose lower one is at offset."""
+def constant(offset: int | None, bank: int, second: bool, public: Collection[int] = ()) -> Value:
+    """A word of a constant bank; second: the upper word of a pair whose lower one is at offset. public: the parameters
+    that are pointers to declared memory, in bytes from the first parameter."""
     if offset is None:
         return UNTRACKED
     offset += 4 * second
@@ -58,17 +61,28 @@ def constant(offset: int | None, bank: int, second: bool) -> Value:
     if bank != 0 or offset in _NO_CONSTANTS:  # bank 2: tables of the compiler
         return ANY
     if offset >= _PARAMETERS_AT:
-        return Value(POINTER)
+        return _parameter(offset - _PARAMETERS_AT, public)
     known = {_STACK_AT: STACK, _WINDOW_AT: WINDOW, _WINDOW_AT + 4: WINDOW_HIGH}
     return Value(known[offset], 0, 0, 0) if offset in known else UNTRACKED
 
 
+def _parameter(offset: int, public: Collection[int]) -> Value:
+    for pointer in public:
+        if offset in (pointer, pointer + 4):
+            return Value(declared(pointer, high=offset != pointer), 0, 0, 0)
+        if -4 < offset - pointer < 8:  # across its words
+            return UNTRACKED
+    return Value(POINTER)
+
+
 class Transfer:
     """One instruction, its operands parsed. read(location) gives a register's value where the instruction's guard
-    holds; what was never written has no say in any result."""
+    holds; what was never written has no say in any result. public: see `constant`."""
 
-    def __init__(self, instruction: Instruction, threads: int) -> None:
+    def __init__(self, instruction: Instruction, threads: int, public: Collection[int]) -> None:
         self.threads = threads
+        self.public = public
+        self.pointers: set[str] = set()  # to declared memory: those that the last results were made from
         self.base = instruction.base
         self.modifiers = instruction.modifiers
         self.operands = [parse(part) for part in split(instruction.operands)]
@@ -91,6 +105,8 @@ class Transfer:
             value = self.bank(operand, read, second)
         else:
             return UNTRACKED
+        if is_declared(value.base):
+            self.pointers.add(value.base)
         return negative(value) if operand.text.startswith("-") else value
 
     def bank(self, operand: Operand, read: Read, second: bool) -> Value:
@@ -103,14 +119,22 @@ class Transfer:
             index = add(index, read(register.locations()[0]) if register.index >= 0 else single(0))
         bank = int(match[1], 16)
         if index.number is None and bank == 0:
-            in_parameters = index.is_plain and index.lo >= _PARAMETERS_AT
-            return Value(POINTER) if in_parameters else UNTRACKED
-        return constant(index.number or 0, bank, second)
+            first, last = index.lo - _PARAMETERS_AT, index.hi - _PARAMETERS_AT
+            is_known = index.is_plain and first >= 0 and not any(first - 8 < p < last + 8 for p in self.public)
+            return Value(POINTER) if is_known else UNTRACKED
+        return constant(index.number or 0, bank, second, self.public)
 
     def results(self, read: Read, chooses: Callable[[Operand, Operand, Value], Value | None]) -> list[Value]:
         """Values of the destination registers, one, or two for a pair; what carries out of an addition stands last.
 
-        chooses(predicate, source, value): the part of a source's value that a select takes if the predicate holds."""
+        chooses(predicate, source, value): the part of a source's value that a select takes if the predicate holds.
+        What is made of a pointer to declared memory is that pointer plus something, or untracked: no number by which
+        another pointer could be led there."""
+        self.pointers.clear()
+        found = self._results(read, chooses)
+        return [v if v.base in self.pointers else UNTRACKED for v in found] if self.pointers else found
+
+    def _results(self, read: Read, chooses: Callable[[Operand, Operand, Value], Value | None]) -> list[Value]:
         base, modifiers = self.base, set(self.modifiers)
         targets = 1
         while targets < len(self.operands) and self.operands[targets].kind in ("P", "UP") and base in _CARRIES:
@@ -121,6 +145,8 @@ class Transfer:
         if base in ("MOV", "UMOV", "SHFL") or (base == "R2UR" and not modifiers):  # R2UR.OR joins lanes
             moved = [v for v, s in zip(values, sources, strict=True) if s.kind not in ("P", "UP")]
             return [self.of(self.operands[2], read)] if base == "SHFL" else moved[:1]
+        if base == "LDG" and self.public:  # numbers: what is stored through a pointer from memory is no known place
+            return [ANY] * len(self.operands[0].register.locations(4)) if self.operands[0].register else []
         if base in ("S2R", "S2UR", "CS2R"):
             name = sources[0].text
             if name in _SPECIAL:
@@ -229,8 +255,8 @@ def _upper(numbers: list[Value], carries: list[Value]) -> Value:
         plain = all(value.number == 0 for value in numbers if not value.base)
         carry = next((c for c in carries if c.base == CARRY), None)
         return Value(WINDOW_HIGH, carry.lo, carry.hi, carry.step) if plain and carry else UNTRACKED
-    if bases == {SHARED_HIGH}:
-        return Value(SHARED_HIGH, 0, 0, 0)
+    if bases == {SHARED_HIGH} or (len(bases) == 1 and is_declared(min(bases))):
+        return Value(min(bases), 0, 0, 0)
     return Value(POINTER) if bases == {POINTER} else UNTRACKED if bases else ANY
 
 
@@ -249,10 +275,10 @@ def driver_word(operand: Operand) -> Value | None:
     return constant(operand.offset, 0, second=False) if operand.offset < _PARAMETERS_AT else None
 
 
-def transfer(instruction: Instruction, threads: int = THREADS) -> Transfer | None:
-    """threads: in a block at most. None for an instruction whose operands are of no known form, which the analysis of
-    secrets reports."""
+def transfer(instruction: Instruction, threads: int = THREADS, public: Collection[int] = ()) -> Transfer | None:
+    """threads: in a block at most. public: see `constant`. None for an instruction whose operands are of no known form,
+    which the analysis of secrets reports."""
     try:
-        return Transfer(instruction, threads)
+        return Transfer(instruction, threads, public)
     except UnknownInstruction:
         return None

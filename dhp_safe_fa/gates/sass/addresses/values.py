@@ -3,7 +3,8 @@
 A value is `base` plus any number lo, lo + step, …, hi, modulo 2^32. Bases: ``""`` for a plain number, POINTER for what
 is made from a kernel parameter or the address of a global variable, WINDOW and WINDOW_HIGH for the two words of the
 generic address of the parameters, SHARED_HIGH for the upper word of a generic address in shared memory, STACK for the
-stack pointer at entry, CARRY for the carry of an addition to WINDOW, UNKNOWN for anything else. `page`: any multiple of
+stack pointer at entry, CARRY for the carry of an addition to WINDOW, UNKNOWN for anything else; declared(n) for the two
+words of a pointer parameter, n bytes from the first one, whose memory is declared public. `page`: any multiple of
 2^24 may have been added, which is how the CTA of a cluster is written above a shared address; below it, addresses of
 all CTAs are alike.
 """
@@ -16,6 +17,21 @@ from math import gcd
 POINTER, WINDOW, WINDOW_HIGH, SHARED_HIGH = "pointer", "window", "window.hi", "shared.hi"
 STACK, CARRY, UNKNOWN = "stack", "carry", "?"
 _WORD, _PAGE = 1 << 32, 1 << 24
+_DECLARED, _HIGH = "declared ", " high"
+
+
+def declared(parameter: int, high: bool = False) -> str:
+    """The base of a word of that pointer."""
+    return f"{_DECLARED}{parameter}{_HIGH if high else ''}"
+
+
+def is_declared(base: str) -> bool:
+    return base.startswith(_DECLARED)
+
+
+def is_upper_of(upper: str, lower: str) -> bool:
+    """Whether these are the bases of the two words of one declared pointer."""
+    return is_declared(lower) and upper == lower + _HIGH
 
 
 @dataclass(frozen=True)
