@@ -346,6 +346,8 @@ def analyse(
     """Findings of one kernel. is_declassified(position): the policy says that this instruction's result is public.
     public: the parameters, in bytes from the first one, that point to memory which is declared public."""
     graph = build_graph(program, kernel)
+    if program.target and not program.target.startswith("sm_90"):  # where the parameters begin is known of sm_90
+        public = ()
     taint = _Taint(program, graph, is_declassified, public)
     taint.run()
     return Analysis(graph, taint.findings(), sorted(taint.unknown))

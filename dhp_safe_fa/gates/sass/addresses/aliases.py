@@ -28,6 +28,7 @@ from .values import (
     WINDOW,
     WINDOW_HIGH,
     Value,
+    is_declared,
     is_upper_of,
     may_meet,
     multiply,
@@ -36,7 +37,7 @@ from .values import (
 
 MBARRIER, TENSOR_MAP, CONSTANT, DECLARED = "mbarrier", "tensor-map", "constant", "declared-memory"
 _MBARRIER, _INIT, _STORE, _GENERIC, _GLOBAL, _MAP = "mbarrier", "init", "store", "generic", "global", "map"
-_LOAD, _SURFACE = "load", "surface"
+_LOAD, _SURFACE, _SPILL = "load", "surface", "spill"
 _SHARED_STORES = ("STS", "STSM", "ATOMS", "LDGSTS", "STAS", "REDAS")
 _GENERIC_STORES = ("ST", "ATOM", "RED")
 _GLOBAL_STORES = ("STG", "ATOMG", "REDG")
@@ -45,7 +46,7 @@ _SURFACES = ("SUST", "SURED")
 _MAPPED = ("UTMALDG", "UTMASTG", "UTMAREDG", "UTMAPF")
 _LOOKED_AT = {
     *_SHARED_STORES, *_GENERIC_STORES, *_GLOBAL_STORES, *_BULK, *_MAPPED, *_SURFACES, "SYNCS", "ARRIVES",
-    "UTMACCTL", "LDG",
+    "UTMACCTL", "LDG", "STL", "CCTL",
 }  # fmt: skip
 _MAP_BYTES, _PARAMETER_BYTES = 128, 32764  # of a tensor map; of all parameters of a kernel (programming guide)
 _LEAST_COPY = 16  # bytes that a tensor copy writes at least; how many it does is said by its map
@@ -91,8 +92,12 @@ def _accesses(base: str, modifiers: list[str], operands: list[Operand]) -> Itera
         yield Access(_INIT if "EXCH" in modifiers else _MBARRIER, registers, first.offset)
     elif base in _GENERIC_STORES or base in _GLOBAL_STORES:
         yield Access(_GENERIC if base in _GENERIC_STORES else _GLOBAL, registers, first.offset, _bytes(base, modifiers))
+    elif base == "CCTL" and "RML2" in modifiers:  # throws a line of the cache away with what was written there
+        yield Access(_GLOBAL, registers, first.offset)
     elif base == "LDG":
         yield Access(_LOAD, registers, first.offset)
+    elif base == "STL" and operands[-1].register:
+        yield from (Access(_SPILL, (Register("R", x, ""),)) for x in operands[-1].register.locations(moved(modifiers)))
     elif base in _SURFACES:
         yield Access(_SURFACE, ())
     elif base in ("STAS", "REDAS"):
@@ -192,7 +197,7 @@ class Aliases:
         if self.guards_constants or self.has_declared:
             asked |= {_GLOBAL, _GENERIC}
         if self.has_declared:
-            asked |= {_LOAD, _SURFACE}
+            asked |= {_LOAD, _SURFACE, _SPILL}
         self.all = [(position, access) for position, access in self.all if access.role in asked]
         self.wanted: dict[int, set[int]] = {}
         for position, access in self.all:
@@ -212,7 +217,8 @@ class Aliases:
                 yield from self.judge_global(addresses, position, access, words)
                 if self.has_declared and not self.is_elsewhere(addresses, position, access):
                     yield DECLARED, position
-            elif access.role == _SURFACE:  # where it lies, its handle says
+            elif access.role == _SURFACE or (access.role == _SPILL and is_declared(where.base)):
+                # Where a surface lies, its handle says. What comes back out of local memory is no known pointer.
                 yield DECLARED, position
             elif access.role == _STORE and words and self.may_touch(addresses, position, access, words):
                 yield MBARRIER, position

@@ -16,7 +16,7 @@ from ..isa.operands import B, Operand, P, Register
 from ..listing import Program
 from ..state import Conditions, negation, source_of_copy
 from .transfer import THREADS, Transfer, transfer
-from .values import UNTRACKED, Value, add, join, restrict, single, spread
+from .values import MIXED, UNTRACKED, Value, add, is_declared, join, restrict, single, spread
 
 Fact = tuple[str, int, int]  # of a predicate: relation, location, number
 _RELATIONS = {"EQ": "NE", "NE": "EQ", "LT": "GE", "GE": "LT", "LE": "GT", "GT": "LE"}
@@ -195,7 +195,11 @@ class Addresses:
             def chooses(predicate: Operand, source: Operand, value: Value) -> Value | None:
                 return self.chosen(state, predicate, source, value)
 
-            values = step.results(lambda location: state.read(location, guard), chooses)
+            # A shuffle reads other lanes too, where the guard may not hold.
+            known = "" if effect.crosses_lanes else guard
+            values = step.results(lambda location: state.read(location, known), chooses)
+        if self.public and registers and not effect.secret:
+            values = self.mixed(effect, state, guard, values, len(registers))
         fact = None if step is None or guard else fact_of(step)
         copied = state.given.get(source_of_copy(self.program.code[position]))
         for predicate in predicates:
@@ -209,6 +213,15 @@ class Addresses:
         if copied:
             state.given[registers[0]] = copied
         state.conditions.vote(self.program.code[position])
+
+    @staticmethod
+    def mixed(effect: Effects, state: _State, guard: str, values: list[Value], count: int) -> list[Value]:
+        """Values of registers that an instruction writes, where one that is not known to add numbers reads a pointer to
+        declared memory."""
+        if not any(is_declared(state.read(x, guard).base) for x in effect.flows if x < P):
+            return values
+        known = [v if is_declared(v.base) else MIXED for v in values]
+        return known + [MIXED] * (count - len(known))
 
     @staticmethod
     def chosen(state: _State, predicate: Operand, source: Operand, value: Value) -> Value | None:

@@ -14,6 +14,7 @@ from ..listing import Instruction
 from .values import (
     ANY,
     CARRY,
+    MIXED,
     POINTER,
     SHARED_HIGH,
     STACK,
@@ -45,7 +46,8 @@ _SPECIAL = {
 }  # fmt: skip
 THREADS = 1024  # of a block at most
 _PLAIN_SPECIAL = re.compile(r"SR_(CTAID\.[XYZ]|NTID|NCTAID|\w*MASK)")
-_CARRIES = {"IADD3", "UIADD3", "LEA", "ULEA"}
+_PREDICATE_FIRST = {"LOP3", "ULOP3", "SHFL", "MATCH", "R2UR"}  # of their destinations
+_CARRIES = {"IADD3", "UIADD3", "LEA", "ULEA", "IMAD", "UIMAD"}
 
 
 def constant(offset: int | None, bank: int, second: bool, public: Collection[int] = ()) -> Value:
@@ -71,7 +73,7 @@ def _parameter(offset: int, public: Collection[int]) -> Value:
         if offset in (pointer, pointer + 4):
             return Value(declared(pointer, high=offset != pointer), 0, 0, 0)
         if -4 < offset - pointer < 8:  # across its words
-            return UNTRACKED
+            return MIXED
     return Value(POINTER)
 
 
@@ -82,7 +84,8 @@ class Transfer:
     def __init__(self, instruction: Instruction, threads: int, public: Collection[int]) -> None:
         self.threads = threads
         self.public = public
-        self.pointers: set[str] = set()  # to declared memory: those that the last results were made from
+        self.pointers: set[str] = set()  # to declared memory: words of those that the last results were made from
+        self.carriers: set[int] = set()  # the operands that hold them, by identity
         self.base = instruction.base
         self.modifiers = instruction.modifiers
         self.operands = [parse(part) for part in split(instruction.operands)]
@@ -93,8 +96,6 @@ class Transfer:
         if operand.kind in ("R", "UR") and operand.register:
             if operand.register.index < 0:
                 return single(0)
-            if "|" in operand.text or "~" in operand.text:
-                return ANY
             locations = operand.register.locations(2)
             value = read(locations[second]) if len(locations) > second else UNTRACKED
         elif operand.kind == "imm":
@@ -107,6 +108,9 @@ class Transfer:
             return UNTRACKED
         if is_declared(value.base):
             self.pointers.add(value.base)
+            self.carriers.add(id(operand))
+        if "|" in operand.text or "~" in operand.text:
+            return ANY
         return negative(value) if operand.text.startswith("-") else value
 
     def bank(self, operand: Operand, read: Read, second: bool) -> Value:
@@ -121,30 +125,32 @@ class Transfer:
         if index.number is None and bank == 0:
             first, last = index.lo - _PARAMETERS_AT, index.hi - _PARAMETERS_AT
             is_known = index.is_plain and first >= 0 and not any(first - 8 < p < last + 8 for p in self.public)
-            return Value(POINTER) if is_known else UNTRACKED
+            return Value(POINTER) if is_known else MIXED if self.public else UNTRACKED
         return constant(index.number or 0, bank, second, self.public)
 
     def results(self, read: Read, chooses: Callable[[Operand, Operand, Value], Value | None]) -> list[Value]:
         """Values of the destination registers, one, or two for a pair; what carries out of an addition stands last.
 
         chooses(predicate, source, value): the part of a source's value that a select takes if the predicate holds.
-        What is made of a pointer to declared memory is that pointer plus something, or untracked: no number by which
+        What is made of a pointer to declared memory is that pointer plus something, or mixed: no number by which
         another pointer could be led there."""
         self.pointers.clear()
+        self.carriers.clear()
         found = self._results(read, chooses)
-        return [v if v.base in self.pointers else UNTRACKED for v in found] if self.pointers else found
+        if not self.pointers:
+            return found
+        return [v if v.base in self.pointers and len(self.carriers) == 1 else MIXED for v in found]
 
     def _results(self, read: Read, chooses: Callable[[Operand, Operand, Value], Value | None]) -> list[Value]:
         base, modifiers = self.base, set(self.modifiers)
-        targets = 1
+        targets = 2 if base in _PREDICATE_FIRST and self.operands[0].kind in ("P", "UP") else 1
         while targets < len(self.operands) and self.operands[targets].kind in ("P", "UP") and base in _CARRIES:
             targets += 1
         sources = self.operands[targets:]
         values = [self.of(source, read) for source in sources]
 
         if base in ("MOV", "UMOV", "SHFL") or (base == "R2UR" and not modifiers):  # R2UR.OR joins lanes
-            moved = [v for v, s in zip(values, sources, strict=True) if s.kind not in ("P", "UP")]
-            return [self.of(self.operands[2], read)] if base == "SHFL" else moved[:1]
+            return values[:1]
         if base == "LDG" and self.public:  # numbers: what is stored through a pointer from memory is no known place
             return [ANY] * len(self.operands[0].register.locations(4)) if self.operands[0].register else []
         if base in ("S2R", "S2UR", "CS2R"):

@@ -4,9 +4,10 @@ A value is `base` plus any number lo, lo + step, …, hi, modulo 2^32. Bases: ``
 is made from a kernel parameter or the address of a global variable, WINDOW and WINDOW_HIGH for the two words of the
 generic address of the parameters, SHARED_HIGH for the upper word of a generic address in shared memory, STACK for the
 stack pointer at entry, CARRY for the carry of an addition to WINDOW, UNKNOWN for anything else; declared(n) for the two
-words of a pointer parameter, n bytes from the first one, whose memory is declared public. `page`: any multiple of
-2^24 may have been added, which is how the CTA of a cluster is written above a shared address; below it, addresses of
-all CTAs are alike.
+words of a pointer parameter, n bytes from the first one, whose memory is declared public; MIXED for what is made from
+one in any other way than by adding numbers, and for all that is made of that. `page`: any multiple of 2^24 may have
+been added, which is how the CTA of a cluster is written above a shared address; below it, addresses of all CTAs are
+alike.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ def declared(parameter: int, high: bool = False) -> str:
 
 
 def is_declared(base: str) -> bool:
+    """A word of a pointer to declared memory, or MIXED."""
     return base.startswith(_DECLARED)
 
 
@@ -61,7 +63,7 @@ class Value:
         return found & -found
 
 
-ANY, UNTRACKED = Value(), Value(UNKNOWN)
+ANY, UNTRACKED, MIXED = Value(), Value(UNKNOWN), Value(f"{_DECLARED}?")
 
 
 def single(number: int) -> Value:
@@ -100,6 +102,8 @@ def negative(a: Value) -> Value:
 
 def multiply(a: Value, b: Value) -> Value:
     factor, other = (a.number, b) if a.number is not None else (b.number, a)
+    if factor == 1:
+        return other
     if factor is None:
         if a.is_plain and b.is_plain and a.hi * b.hi < _WORD:
             return _made("", a.lo * b.lo, a.hi * b.hi, 1, False)
@@ -186,7 +190,7 @@ def join(a: Value, b: Value) -> Value:
     if a == b:
         return a
     if a.base != b.base:
-        return UNTRACKED
+        return MIXED if is_declared(a.base) or is_declared(b.base) else UNTRACKED
     step = gcd(a.step, b.step, abs(a.lo - b.lo))
     return _made(a.base, min(a.lo, b.lo), max(a.hi, b.hi), step, a.page or b.page)
 
