@@ -4,14 +4,15 @@
 #include "machine.h"
 
 #include <math.h>
+#include <string.h>
 
 #include <algorithm>
 
 namespace sim {
 
-bool products_have_ended(int product) {
+int products_under_way(int product) {
   const auto &pending = self().pending;
-  return std::none_of(pending.begin(), pending.end(), [=](const Group &g) { return g.product == product; });
+  return (int)std::count_if(pending.begin(), pending.end(), [=](const Group &g) { return g.product == product; });
 }
 
 int step_of(int product) {
@@ -116,6 +117,24 @@ void await_sums() {
   for (Area &area : areas)
     if (area.writer == current && area.sum == Area::COMMITTED) area.sum = Area::READ;
 }
+
+/* ---- elements --------------------------------------------------------------------------------------------------- */
+
+uint32_t element_of(float x) {
+  uint32_t bits;
+  memcpy(&bits, &x, sizeof bits);
+  return isnan(x) ? 0x7fc0 : bits >> 16;
+}
+
+float number_of(uint32_t packed, int which) {
+  const uint32_t bits = which ? packed & 0xffff0000 : packed << 16;
+  float x;
+  memcpy(&x, &bits, sizeof x);
+  return x;
+}
+
+bool is_nan(uint32_t packed) { return isnan(number_of(packed, 0)) && isnan(number_of(packed, 1)); }
+bool is_number(uint32_t packed) { return !isnan(number_of(packed, 0)) && !isnan(number_of(packed, 1)); }
 
 /* ---- products in flight ---------------------------------------------------------------------------------------- */
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from simulated import Mutation, Simulated
 
-HOLD_QUERIES = "hold_queries(q, q_rows, warp % WARPS_PER_GROUP, lane);"
-
 MUTATIONS = (
     Mutation("load_skipped_never_loads", (("go && u - l->loads_v >= now->key_tiles, l,", "0 && go, l,"),)),
     Mutation("no_zeros_complete_the_last_pair", (("zeros = next->key_tiles == 0 && !l->loads_v;", "zeros = 0;"),)),
@@ -43,21 +41,20 @@ MUTATIONS = (
     Mutation(
         "q_held_before_it_has_come",
         (
-            (HOLD_QUERIES, ""),
             (
-                "arrived &= mbarrier_wait(q_full, q_parity, p.zero);",
-                "\n#if Q_IN_REGISTERS\nhold_queries(q, q_rows, warp % WARPS_PER_GROUP, lane);\n#endif\n"
-                "arrived &= mbarrier_wait(q_full, q_parity, p.zero);",
+                "arrived &= mbarrier_wait(q_full, q_parity, p.zero); q_parity ^= 1; TAKE_QUERIES();",
+                "TAKE_QUERIES(); arrived &= mbarrier_wait(q_full, q_parity, p.zero); q_parity ^= 1;",
             ),
         ),
+    ),
+    Mutation(
+        "q_asked_for_before_its_place_is_free",
+        (("if (SEAMLESS) ASK_QUERIES();", "ASK_QUERIES();"), ("if (!SEAMLESS) ASK_QUERIES();", "")),
     ),
     Mutation("q_of_the_first_warp", (("row = 16 * warp + lane % 16;", "row = 0 * warp + lane % 16;"),)),
     Mutation(
         "awaited_before_it_is_asked_for",
-        (
-            ("&now, &next); BEGIN_WAIT();", "&now, &next);"),
-            ("const query_tile next", "BEGIN_WAIT(); const query_tile next"),
-        ),
+        (("LOOK_AHEAD(); BEGIN_WAIT(); wgmma_wait(0);", "BEGIN_WAIT(); LOOK_AHEAD(); wgmma_wait(0);"),),
     ),
     Mutation("own_pairs_past_the_end", (("(!ASKS_EARLY && t < now.key_tiles - STAGES)", "(t < now.key_tiles)"),)),
     Mutation(
@@ -69,7 +66,38 @@ MUTATIONS = (
         time_outs=True,
     ),
     Mutation("loads_own_after_a_time_out", (("load_own_pair(arrived,", "load_own_pair(1,"),), time_outs=True),
-    Mutation("rows_not_poisoned", (("poison = arrived ? 0.f : NAN;", "poison = 0.f;"),), time_outs=True),
+    Mutation("rows_not_poisoned", (("const float poison = arrived ? 0.f : NAN;", "const float poison = 0.f;"),), time_outs=True),
+    Mutation(
+        "o_stored_into_the_next_query_tile",
+        (("STORE_OUTPUT(batch_of_done, done);", "STORE_OUTPUT(batch_of_done, row);"),),
+    ),
+    Mutation(
+        "o_stored_while_it_is_summed",
+        (("wgmma_wait(1); STORE_OUTPUT", "STORE_OUTPUT"),),
+    ),
+    Mutation(
+        "sums_of_the_next_query_tile",
+        (
+            ("FINISH_SUMS(); query_row done", "query_row done"),
+            ("LOOK_AHEAD(); wgmma_wait(1);", "LOOK_AHEAD(); FINISH_SUMS(); wgmma_wait(1);"),
+        ),
+    ),
+    Mutation(
+        "factor_of_the_next_query_tile",
+        (("STORE_OUTPUT(batch_of_done,", "factor[0] = 1.f / (4 * stats.sum[0]); STORE_OUTPUT(batch_of_done,"),),
+    ),
+    Mutation(
+        "sums_go_on_in_the_next_query_tile",
+        (
+            ("stats.shift[r] = -p.highest_score;", "stats.shift[r] = nth ? stats.shift[r] : -p.highest_score;"),
+            (
+                "stats.sum[r] = stats.rescale[r] = 0.f;",
+                "stats.sum[r] = nth ? stats.sum[r] : 0.f; stats.rescale[r] = 0.f;",
+            ),
+        ),
+    ),
+    Mutation("o_goes_on_in_the_next_query_tile", (("TILE_K, t > 1,", "TILE_K, t > 1 || nth > 1,"),)),
+    Mutation("no_turn_between_query_tiles", (("HAND_OVER(1, LOAD_ANY);", "HAND_OVER(0, LOAD_ANY);"),)),
 )
 
 FORWARD = Simulated(
@@ -77,8 +105,8 @@ FORWARD = Simulated(
     scheduled=(
         ("query_tile now = nth_query_tile(&p, nth);", "query_tile now = scheduled_tile<query_tile>(nth);"),
         (
-            "const query_tile next = nth_query_tile(&p, ++nth);",
-            "const query_tile next = scheduled_tile<query_tile>(++nth);",
+            "next = nth_query_tile(&p, ++nth);",
+            "next = scheduled_tile<query_tile>(++nth);",
         ),
     ),
     tiles_and_steps=((4, 4), (2, 9)),

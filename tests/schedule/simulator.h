@@ -14,10 +14,7 @@
 
 namespace sim {
 
-enum : uint32_t {
-  SHARED_ADDRESS = 16, /* of shared memory, which CUDA aligns to 16 bytes */
-  NAN_ELEMENT = 0x7e00 /* float16 */
-};
+enum : uint32_t { SHARED_ADDRESS = 16 /* of shared memory, which CUDA aligns to 16 bytes */ };
 
 enum { MAX_WARPS = 16, WARPS_PER_GROUP = 4 };
 
@@ -87,7 +84,7 @@ int random(int n);                          /* from 0 to n - 1 */
 void require(bool holds, const char *what); /* or the run ends with this sentence */
 bool has_timed_out();
 bool launches_have_ended();
-bool products_have_ended(int product);
+int products_under_way(int product);           /* of the warp that runs: committed, and not awaited */
 int step_of(int product);                      /* one more step of the open group: how many there were before */
 void read(uint32_t address, const Tile &tile); /* the open group reads the box there, which has to hold this tile */
 void read_at_once(uint32_t address, const Tile &tile); /* the warp does */
@@ -96,6 +93,11 @@ void write_area(uint32_t start, int content, bool is_first, bool is_last); /* a 
 void add_area(uint32_t start, int content);                                /* a bulk sum out of it begins */
 /* The open group's accumulator: NaN while it is under way; then these numbers, of the two rows that a lane has. */
 void result(float *to, int count, float of_row, float of_next_row);
+
+uint32_t element_of(float x);                /* as bfloat16, rounded towards 0 */
+float number_of(uint32_t packed, int which); /* of two elements; NaN stays NaN */
+bool is_nan(uint32_t packed);                /* both elements */
+bool is_number(uint32_t packed);
 
 inline uint32_t address_of(uint32_t descriptor) { return (descriptor & 0x3fff) << 4; }
 inline uint32_t leading_bytes_of(uint32_t descriptor) { return (descriptor >> 16) << 4; }

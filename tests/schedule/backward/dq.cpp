@@ -151,7 +151,7 @@ void model::store_matrices(uint32_t to, const uint32_t *four_words) {
   const int each_step = shape.tile / 16, nth = my_dq().matrices++, step = nth / each_step, part = nth % each_step;
   sim::require(step < steps() && mine().committed[DP] == step + 1, "dS of another step is stored");
   for (int i = 0; i < 4; i++)
-    sim::require(four_words[i] == 0, "dS is stored before its scores have come");
+    sim::require(sim::is_number(four_words[i]), "dS is stored before its scores have come");
   const uint32_t area = ds_area(step, group(), warp_of_group());
   sim::require(to == area + (uint32_t)(part * 16 * shape.row_bytes), "dS is stored elsewhere"); /* lane 0's */
   sim::write_area(area, step, part == 0, part + 1 == each_step);

@@ -148,7 +148,7 @@ void backward::multiply_gradient(float *d, const uint32_t *scores, uint32_t walk
   for (int i = 0; i < box_count(); i++)
     sim::read(first + (uint32_t)i * sim::leading_bytes_of(walk_descriptor), walked(tensor, i * shape.box_columns, at));
   for (int i = 0; i < 4; i++)
-    sim::require(scores[i] == 0, "a sum of scores that have not come");
+    sim::require(sim::is_number(scores[i]), "a sum of scores that have not come");
   sim::result(d, shape.head_dim / 2, 1.f, 1.f);
 }
 
@@ -170,7 +170,7 @@ void model::read_shared(uint32_t from) {
 void model::store_row(const void *to, const uint32_t *four_words) {
   sim::require(sim::launches_have_ended(), "a store before the launches before have ended");
   for (int product = 0; product < PRODUCTS; product++)
-    sim::require(product == DQ || sim::products_have_ended(product), "a store before its product has ended");
+    sim::require(product == DQ || sim::products_under_way(product) == 0, "a store before its product has ended");
   require_all_committed("a store before the end of the walk");
   const int parts = shape.head_dim / (8 * STORE_BLOCKS), nth = mine().stored++;
   const int part = nth % parts, gradient = nth / parts % gradients(), lane_row = nth / parts / gradients();
@@ -181,9 +181,8 @@ void model::store_row(const void *to, const uint32_t *four_words) {
   sim::require(reinterpret_cast<uintptr_t>(to) ==
                    tensor + 2 * (uintptr_t)element + (uintptr_t)(part * STORE_BLOCKS * 16),
                "a row is stored elsewhere");
-  const uint32_t all_nan = sim::NAN_ELEMENT << 16 | sim::NAN_ELEMENT;
   for (int i = 0; i < 4; i++)
-    sim::require(four_words[i] == (sim::has_timed_out() ? all_nan : 0),
+    sim::require(sim::has_timed_out() ? sim::is_nan(four_words[i]) : sim::is_number(four_words[i]),
                  "a gradient is NaN without a time-out, or a number after one");
   stored_rows.stored += part == 0;
   stored_rows.poisoned += part == 0 && sim::has_timed_out();

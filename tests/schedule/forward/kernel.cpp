@@ -40,6 +40,10 @@ extern const forward::Shape forward::shape = {
 
 void model::run_warp() {
   dhp_fwd_params p = {};
+  p.out = forward::OUT;
+  p.out_stride[0] = forward::HEADS * forward::SEQLEN_Q * HEAD_DIM;
+  p.out_stride[1] = forward::SEQLEN_Q * HEAD_DIM;
+  p.out_stride[2] = HEAD_DIM;
   p.lse = forward::LSE;
   p.heads = forward::HEADS;
   p.seqlen_q = forward::SEQLEN_Q;

@@ -3,6 +3,9 @@
  *
  * Checked: every product reads the q, k or v tile that comes next in its key loop; each query tile is stored where it
  * belongs, after all its products; every key tile is visited. A warp that gave up stores NaN only.
+ *
+ * Numbers: all scores of a row with a key tile are equal, and so are all elements of a tile of v. So out and lse say
+ * which tiles went into them, and with which weights; they differ between query tiles.
  */
 #include "model.h"
 
@@ -17,7 +20,8 @@ namespace {
 enum {
   SCORES_PRODUCT,
   OUTPUT_PRODUCT,
-  LANE_ROWS = 32, /* of a warpgroup of which a lane has one */
+  LANE_ROWS = 32,     /* of a warpgroup of which a lane has one */
+  PIECE_COLUMNS = 32, /* of a row, of which a lane stores one piece: 16 bytes */
   KEYS_PER_STEP = 16,
   STEP_COLUMNS = 16 /* of one step of S */
 };
@@ -29,9 +33,9 @@ struct Visit {
   bool is_first;
 };
 
-/* How far a warp is: key tiles multiplied, q k^T and P v, and rows of lse stored. */
+/* How far a warp is: key tiles multiplied, q k^T and P v; rows of lse stored, and pieces of 16 bytes of out. */
 struct Progress {
-  int scored, output, stored;
+  int scored, output, stored, pieces;
 };
 
 std::vector<QueryTile> tiles;
@@ -46,11 +50,50 @@ int box_count() { return shape.head_dim / shape.box_columns; }
 /* How many rows of a query tile a lane stores. */
 int stores() { return shape.rows / LANE_ROWS; }
 
-int group_of(int warp) { return warp / sim::WARPS_PER_GROUP; }
+int pieces_of_row() { return shape.head_dim / PIECE_COLUMNS; }
 
-bool products_have_ended() {
-  return sim::products_have_ended(SCORES_PRODUCT) && sim::products_have_ended(OUTPUT_PRODUCT);
+/* Of all scores of a row, one of the two of a lane, with the nth key tile that is visited; of all elements of its v. */
+double score_of(size_t visit, int row) { return (double)(visit * 5 % 7) - 3. * row; }
+double value_of(size_t visit) { return 1. + (double)(visit * 3 % 11); }
+
+/* Out and lse of a row of the nth query tile; kernel.cpp makes the scale 1. */
+struct Expected {
+  double out, lse;
+};
+
+Expected expect(size_t nth, int row) {
+  size_t visit = 0;
+  for (size_t i = 0; i < nth; i++)
+    visit += (size_t)tiles[i].key_tiles;
+  double sum = 0., weighted = 0.;
+  for (const size_t end = visit + (size_t)tiles[nth].key_tiles; visit < end; visit++) {
+    const double weight = exp2(score_of(visit, row));
+    sum += weight;
+    weighted += weight * value_of(visit);
+  }
+  double highest = -INFINITY;
+  for (int i = 1; i <= tiles[nth].key_tiles; i++)
+    highest = fmax(highest, score_of(visit - (size_t)i, row));
+  return {weighted / sum, log(shape.tile_k * sum * exp2(-highest)) + highest};
 }
+
+/* bfloat16 has eight bits; twice rounded. */
+bool is_close(double x, double expected) { return fabs(x - expected) <= 0.03 * (1. + fabs(expected)); }
+
+/* Key tiles that this query tile and those before it see. */
+int visited_with(size_t nth) {
+  int visited = 0;
+  for (size_t i = 0; i <= nth; i++)
+    visited += tiles[i].key_tiles;
+  return visited;
+}
+
+int64_t row_of_out(const QueryTile &of, int r) {
+  const int64_t row = of.row + sim::warp_index() * shape.rows / sim::WARPS_PER_GROUP + 8 * r; /* lane 0's */
+  return ((int64_t)of.batch * HEADS + of.head) * SEQLEN_Q + row;
+}
+
+int group_of(int warp) { return warp / sim::WARPS_PER_GROUP; }
 
 } // namespace
 
@@ -70,7 +113,7 @@ sim::Layout model::begin(const std::vector<int> &lengths) {
   for (const QueryTile &tile : tiles)
     for (int i = 0; i < tile.key_tiles; i++)
       visits.push_back({&tile, tile.key_tiles - 1 - i, i == 0});
-  progress.fill({0, 0, 0});
+  progress.fill({0, 0, 0, 0});
   stored_rows = {0, 0};
   sim::Layout layout;
   layout.warps = shape.warpgroups * sim::WARPS_PER_GROUP;
@@ -97,7 +140,8 @@ void model::commit(int product, int steps) {
 
 void model::end_warp() {
   sim::require(mine().scored == (int)visits.size() && mine().output == (int)visits.size(), "key tiles are left");
-  sim::require(mine().stored == stores() * (int)tiles.size(), "rows are left");
+  const int rows = stores() * (int)tiles.size();
+  sim::require(mine().stored == rows && mine().pieces == rows * pieces_of_row(), "rows are left");
 }
 
 sim::Rows model::rows() { return stored_rows; }
@@ -168,28 +212,56 @@ void forward::multiply_output(uint32_t v_descriptor, int accumulate) {
               {VALUES, i * shape.box_columns, visit.tile * shape.tile_k, visit.of->key_head, visit.of->batch});
 }
 
-void model::store_row(const void *, const uint32_t *four_words) {
+/* Of the row with r = 0 and of the next one. */
+void forward::set_scores(float *s) {
+  const size_t visit = (size_t)mine().scored;
+  sim::result(s, shape.tile_k / 2, (float)score_of(visit, 0), (float)score_of(visit, 1));
+}
+
+void forward::set_output(float *o, const uint32_t *probabilities, int accumulate) {
+  float of_row[2];
+  for (int r = 0; r < 2; r++) {
+    const double product = sim::number_of(probabilities[r], 0) * shape.tile_k * value_of((size_t)mine().output);
+    of_row[r] = (float)((accumulate ? o[2 * r] : 0.) + product);
+  }
+  sim::result(o, shape.head_dim / 2, of_row[0], of_row[1]);
+}
+
+void model::store_row(const void *to, const uint32_t *four_words) {
+  Progress &now = mine();
   sim::require(sim::launches_have_ended(), "a store before the launches before have ended");
-  sim::require(products_have_ended(), "a store before its product has ended");
-  const uint32_t all_nan = sim::NAN_ELEMENT << 16 | sim::NAN_ELEMENT;
-  for (int i = 0; i < 4; i++)
-    sim::require(four_words[i] == (sim::has_timed_out() ? all_nan : 0),
-                 "out is NaN without a time-out, or a number after one");
+  const int row = now.pieces / pieces_of_row(), r = row % stores();
+  const size_t nth = (size_t)(row / stores());
+  sim::require(nth < tiles.size(), "rows of more query tiles than there are");
+  sim::require(sim::products_under_way(OUTPUT_PRODUCT) == 0 && now.output == visited_with(nth),
+               "a store before the last product of its query tile has ended, or after the next one has begun");
+  const int64_t at = row_of_out(tiles[nth], r) * shape.head_dim + now.pieces % pieces_of_row() * PIECE_COLUMNS;
+  sim::require(static_cast<const char *>(to) - static_cast<char *>(OUT) == 2 * at, "a store to another row");
+  const double expected = expect(nth, r).out;
+  for (int i = 0; i < 4; i++) {
+    const uint32_t two = four_words[i];
+    if (sim::has_timed_out()) {
+      sim::require(sim::is_nan(two), "out is a number after a time-out");
+      continue;
+    }
+    sim::require(sim::is_number(two), "out is NaN without a time-out");
+    sim::require(is_close(sim::number_of(two, 0), expected) && is_close(sim::number_of(two, 1), expected),
+                 "out is another number");
+  }
+  now.pieces++;
 }
 
 void model::store_number(const float *to, float x) {
   Progress &now = mine();
-  sim::require(sim::launches_have_ended() && products_have_ended(), "lse is stored too early");
+  sim::require(sim::launches_have_ended(), "a store before the launches before have ended");
   const size_t nth = (size_t)(now.stored / stores());
+  const int r = now.stored % stores();
   sim::require(nth < tiles.size(), "lse of more query tiles than there are");
-  const QueryTile &of = tiles[nth];
-  int visited = 0;
-  for (size_t i = 0; i <= nth; i++)
-    visited += tiles[i].key_tiles;
-  sim::require(now.scored == visited && now.output == visited, "lse is stored before the end of its key loop");
-  const int64_t row = of.row + sim::warp_index() * shape.rows / sim::WARPS_PER_GROUP + now.stored % stores() * 8;
-  sim::require(to - LSE == ((int64_t)of.batch * HEADS + of.head) * SEQLEN_Q + row, "lse of another row"); /* lane 0's */
+  sim::require(now.scored - sim::products_under_way(SCORES_PRODUCT) >= visited_with(nth),
+               "lse is stored before the last scores of its query tile have come");
+  sim::require(to - LSE == row_of_out(tiles[nth], r), "lse of another row");
   sim::require(isnan(x) == sim::has_timed_out(), "lse is NaN without a time-out, or a number after one");
+  sim::require(isnan(x) || is_close(x, expect(nth, r).lse), "lse is another number");
   now.stored++;
   stored_rows.stored++;
   stored_rows.poisoned += sim::has_timed_out();

@@ -24,11 +24,15 @@ struct Shape {
 extern const Shape shape;
 
 enum { HEADS = 64, SEQLEN_Q = 1 << 12, SEQLEN_K = 1 << 20 }; /* of the tensors that the simulated CTA works on */
-float *const LSE = reinterpret_cast<float *>(4096);          /* an address only: nothing is stored */
+float *const LSE = reinterpret_cast<float *>(4096);          /* addresses only: nothing is stored */
+void *const OUT = reinterpret_cast<void *>(1 << 20);
 
 void multiply_scores(uint32_t q_descriptor, uint32_t k_descriptor, int accumulate);
 void multiply_held(const uint32_t *q, uint32_t k_descriptor, int accumulate); /* q: of load_matrices */
 void multiply_output(uint32_t v_descriptor, int accumulate);
+/* What the product that was named last gives. */
+void set_scores(float *s);
+void set_output(float *o, const uint32_t *probabilities, int accumulate);
 
 } // namespace forward
 

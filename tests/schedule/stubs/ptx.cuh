@@ -1,6 +1,6 @@
 /*
  * ptx.cuh - stands in for csrc/hopper/ptx.cuh: what matters to the schedule goes to the simulator, the rest (fences of
- * registers, prefetches, the launch of later kernels) does nothing. A packed pair of elements is NaN or 0.
+ * registers, prefetches, the launch of later kernels) does nothing. Packed elements are bfloat16, whatever the dtype.
  */
 #ifndef DHP_PTX_CUH
 #define DHP_PTX_CUH
@@ -99,7 +99,7 @@ static inline uint32_t matrix_descriptor(uint32_t address, uint32_t leading) {
 
 static inline float greater(float a, float b) { return a > b ? 1.f : 0.f; }
 static inline uint32_t pack_two(float low, float high) {
-  return (isnan(low) ? sim::NAN_ELEMENT : 0u) | (isnan(high) ? sim::NAN_ELEMENT << 16 : 0u);
+  return sim::element_of(low) | sim::element_of(high) << 16;
 }
 
 #endif
