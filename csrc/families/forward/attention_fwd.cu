@@ -5,15 +5,17 @@
  * Path of the data: q, k, v tiles come in by TMA (128-byte swizzle), S = q k^T by wgmma from shared memory, softmax in
  * registers, P packed in registers, O += P v by wgmma, O from registers to global memory.
  *
- * WARPGROUPS warpgroups of ROWS query rows share every k and v tile and take turns at the tensor cores. Step 0 of a
- * query tile is S(0) alone. In step t each warpgroup issues
+ * WARPGROUPS warpgroups of ROWS query rows share every k and v tile and take turns at the tensor cores. In step t each
+ * warpgroup issues
  *
  *     S(t) = q k(t)^T, then O += P(t-1) v(t-1), back to back,
  *
- * hands the turn over, and computes the softmax of S(t) while the tensor cores work for the other warpgroups. The last
- * step is P v alone; the next query tile's q is loaded and O is stored while the others go on. The turns are named
- * barriers. With one warpgroup there is no turn to hand over; if CTAS_PER_SM is not 1, others on the multiprocessor
- * fill the gaps.
+ * hands the turn over, and computes the softmax of S(t) while the tensor cores work for the other warpgroups. The turns
+ * are named barriers. With one warpgroup there is no turn to hand over; if CTAS_PER_SM is not 1, others on the
+ * multiprocessor fill the gaps.
+ *
+ * After the last key tile there is P v left: if SEAMLESS, S(0) of the next query tile follows it in one step, and O is
+ * stored while S(0) is computed. Else the last step is P v alone, and step 0 S(0).
  *
  * When the last warpgroup has the turn of step t, all have finished step t-1: the stage of that step's pair is free,
  * and the loaders, warps of the last warpgroup, ask TMA for the pair that comes there STAGES steps after that one, in
@@ -60,6 +62,7 @@ dhp_attention_fwd(const __grid_constant__ CUtensorMap q_map, const __grid_consta
 #endif
   const uint32_t k_descriptor = matrix_descriptor(base + SHARED_K, 16);
   const uint32_t v_descriptor = matrix_descriptor(base + SHARED_V, KV_BOX_BYTES);
+  const int first_row = warp % WARPS_PER_GROUP * (ROWS / WARPS_PER_GROUP) + lane / 4; /* of the warpgroup's */
   const int is_last_group = group == WARPGROUPS - 1, next_turn = TURN + (group + 1) % WARPGROUPS;
 
   /* Barriers, while the tensor maps are fetched. */
@@ -100,7 +103,8 @@ dhp_attention_fwd(const __grid_constant__ CUtensorMap q_map, const __grid_consta
   /*
    * The parts of a step. Macros, because functions over a struct of these variables cost the loop uniform registers:
    * nvcc orders its loads otherwise. They read p, group, is_last_group, next_turn, load, pairs_full, the descriptors,
-   * lane, now, next and last_key; pair, t, arrived, s, o, probabilities and stats change.
+   * lane, now, next and row; pair, t, arrived, s, o, probabilities and stats change. Below, those between two query
+   * tiles.
    */
 
 /* With two stages, asking after the next step's products would be too late: they ask in the middle of the softmax. */
@@ -184,7 +188,7 @@ dhp_attention_fwd(const __grid_constant__ CUtensorMap q_map, const __grid_consta
     const int column = (now.key_tiles - 1 - t) * TILE_K + lane % 4 * 2; \
     int limit[THREAD_ROWS];                                             \
     for (int r = 0; r < THREAD_ROWS; r++)                               \
-      limit[r] = last_key[r] - column;                                  \
+      limit[r] = row[r].last_key - column;                              \
     float scale[THREAD_ROWS];                                           \
     softmax_shift(s, &stats, scale, &p, limit, masked);                 \
     ASK_EARLY(LOAD);                                                    \
@@ -210,79 +214,139 @@ dhp_attention_fwd(const __grid_constant__ CUtensorMap q_map, const __grid_consta
     pack_probabilities(probabilities, s); \
   } while (0)
 
+/* A query tile begins. */
+#define BEGIN_ROWS()                                         \
+  do {                                                       \
+    t = 0;                                                   \
+    for (int r = 0; r < THREAD_ROWS; r++) {                  \
+      row[r] = row_of_thread(&p, &now, group, first_row, r); \
+      stats.shift[r] = -p.highest_score;                     \
+      stats.sum[r] = stats.rescale[r] = 0.f;                 \
+    }                                                        \
+  } while (0)
+
+/* q of the query tile that begins. */
+#if Q_IN_REGISTERS
+#define TAKE_QUERIES() hold_queries(q, q_rows, warp % WARPS_PER_GROUP, lane)
+#else
+#define TAKE_QUERIES()
+#endif
+#define AWAIT_QUERIES()                                 \
+  do {                                                  \
+    arrived &= mbarrier_wait(q_full, q_parity, p.zero); \
+    q_parity ^= 1;                                      \
+    TAKE_QUERIES();                                     \
+  } while (0)
+#define ASK_QUERIES()                                                                                               \
+  load_queries(loads_q && arrived && next.key_tiles > 0, &q_map, q_rows, q_full, next.row + (group << p.log2_rows), \
+               &next)
+
+/* In step 0, once its products have been issued: the next query tile, and what could not be asked for without it. */
+#define LOOK_AHEAD()                                                        \
+  do {                                                                      \
+    next = nth_query_tile(&p, ++nth);                                       \
+    if (SEAMLESS) ASK_QUERIES();                                            \
+    load_skipped((int)arrived, &load, pairs_full, pair.index, &now, &next); \
+  } while (0)
+
+/* After the last softmax of a query tile, while its last P v is under way: sums of the quad, and lse. */
+#define FINISH_SUMS()                                                                           \
+  do {                                                                                          \
+    const float poison = arrived ? 0.f : NAN;                                                   \
+    for (int r = 0; r < THREAD_ROWS; r++) {                                                     \
+      stats.sum[r] += __shfl_xor_sync(FULL_MASK, stats.sum[r], 1);                              \
+      stats.sum[r] += __shfl_xor_sync(FULL_MASK, stats.sum[r], 2);                              \
+      factor[r] = dhp_ct_reciprocal(stats.sum[r]) + poison;                                     \
+      /* lse = scale shift + ln(sum) */                                                         \
+      const float lse = dhp_ct_log(stats.sum[r]) + stats.shift[r] * p.scale + poison;           \
+      store_one(p.lse != 0 && lane % 4 == 0 && row[r].row < p.seqlen_q,                         \
+                p.lse + ((int64_t)now.batch * p.heads + row[r].head) * p.seqlen_q + row[r].row, \
+                row[r].last_key < 0 ? -INFINITY : lse);                                         \
+    }                                                                                           \
+  } while (0)
+
+/* O, whose products have ended, of these rows. */
+#define STORE_OUTPUT(batch, rows)                                                                                  \
+  do {                                                                                                             \
+    for (int r = 0; r < THREAD_ROWS; r++) {                                                                        \
+      const int64_t at = batch * p.out_stride[0] + rows[r].head * p.out_stride[1] + rows[r].row * p.out_stride[2]; \
+      /* a row that sees no key is 0, whatever its tile held */                                                    \
+      store_row((char *)p.out + 2 * at, o, r, factor[r], (uint32_t)(rows[r].last_key < 0) - 1,                     \
+                rows[r].row < p.seqlen_q ? p.head_dim : 0, lane);                                                  \
+    }                                                                                                              \
+  } while (0)
+
+  /* One query tile after another; if SEAMLESS, all of them in the inner loop. */
 #pragma unroll 1
   do {
+    query_tile next;
+    query_row row[THREAD_ROWS];
     row_stats stats;
-    int t = 0;                               /* the step of this query tile */
-    int head[THREAD_ROWS], row[THREAD_ROWS]; /* head: in the head group */
-    int last_key[THREAD_ROWS];               /* that the row sees */
-#pragma unroll
-    for (int r = 0; r < THREAD_ROWS; r++) {
-      const int of_group = warp % WARPS_PER_GROUP * (ROWS / WARPS_PER_GROUP) + lane / 4 + 8 * r;
-      stats.shift[r] = -p.highest_score;
-      stats.sum[r] = stats.rescale[r] = 0.f;
-      head[r] = of_group >> p.log2_rows;
-      row[r] = now.row + (group << p.log2_rows) + (of_group & ((1 << p.log2_rows) - 1));
-      last_key[r] = p.is_causal ? min(row[r] + p.causal_offset, p.seqlen_k - 1) : p.seqlen_k - 1;
-    }
+    float factor[THREAD_ROWS]; /* that makes O the output */
+    int t;                     /* the step of this query tile */
 
-    /* Step 0. */
-    arrived &= mbarrier_wait(q_full, q_parity, p.zero);
-    q_parity ^= 1;
-#if Q_IN_REGISTERS
-    hold_queries(q, q_rows, warp % WARPS_PER_GROUP, lane);
-#endif
+    /* Step 0, S(0) alone. */
+    BEGIN_ROWS();
+    AWAIT_QUERIES();
     take_turn(TURN + group);
     ISSUE_SCORES();
     give_turn(1, next_turn);
     pair = stage_after(pair);
-    const query_tile next = nth_query_tile(&p, ++nth);
-    load_skipped((int)arrived, &load, pairs_full, pair.index, &now, &next);
+    LOOK_AHEAD();
     BEGIN_WAIT();
     wgmma_wait(0);
     SOFTMAX(1, LOAD_ANY);
     pack_probabilities(probabilities, s);
 
-    /* Steps 1 to key_tiles - 1. Most of them ask for this query tile's own pairs only. */
 #pragma unroll 1
-    while (t < now.masked)
-      RUN_STEP(1, LOAD_ANY);
+    for (;;) {
+      /* Steps 1 to key_tiles - 1. Most of them ask for this query tile's own pairs only. */
 #pragma unroll 1
-    while (!ASKS_EARLY && t < now.key_tiles - STAGES)
-      RUN_STEP(0, LOAD_OWN);
+      while (t < now.masked)
+        RUN_STEP(1, LOAD_ANY);
 #pragma unroll 1
-    while (t < now.key_tiles)
-      RUN_STEP(0, LOAD_ANY);
+      while (!ASKS_EARLY && t < now.key_tiles - STAGES)
+        RUN_STEP(0, LOAD_OWN);
+#pragma unroll 1
+      while (t < now.key_tiles)
+        RUN_STEP(0, LOAD_ANY);
+      const int goes_on = SEAMLESS & (next.key_tiles > 0); /* with && nvcc warns of code that is not reached */
+      if (!goes_on) break;
 
-    /* The last step: P v, and the sums of the quad meanwhile. */
+      /* The last step, P v, and step 0 of the next query tile: S(0). */
+      AWAIT_QUERIES();
+      BEGIN_STEP();
+      wgmma_fence();
+      ISSUE_OUTPUT();
+      ISSUE_SCORES();
+      HAND_OVER(1, LOAD_ANY);
+      pair = stage_after(pair);
+      FINISH_SUMS();
+      query_row done[THREAD_ROWS];
+      for (int r = 0; r < THREAD_ROWS; r++)
+        done[r] = row[r];
+      const int batch_of_done = now.batch;
+      now = next;
+      BEGIN_ROWS();
+      LOOK_AHEAD();
+      wgmma_wait(1);
+      STORE_OUTPUT(batch_of_done, done);
+      BEGIN_WAIT();
+      wgmma_wait(0);
+      SOFTMAX(1, LOAD_ANY);
+      pack_probabilities(probabilities, s);
+    }
+
+    /* The last step, P v alone. */
     BEGIN_STEP();
-    load_queries(loads_q && arrived && next.key_tiles > 0, &q_map, q_rows, q_full, next.row + (group << p.log2_rows),
-                 &next);
+    if (!SEAMLESS) ASK_QUERIES();
     wgmma_fence();
     ISSUE_OUTPUT();
     HAND_OVER(!(is_last_group && next.key_tiles == 0), LOAD_ANY);
-    float factor[THREAD_ROWS];
-    const float poison = arrived ? 0.f : NAN;
-#pragma unroll
-    for (int r = 0; r < THREAD_ROWS; r++) {
-      stats.sum[r] += __shfl_xor_sync(FULL_MASK, stats.sum[r], 1);
-      stats.sum[r] += __shfl_xor_sync(FULL_MASK, stats.sum[r], 2);
-      factor[r] = dhp_ct_reciprocal(stats.sum[r]) + poison;
-    }
+    FINISH_SUMS();
     wgmma_wait(0);
-#pragma unroll
-    for (int r = 0; r < THREAD_ROWS; r++) {
-      const int inside = row[r] < p.seqlen_q, sees_none = last_key[r] < 0;
-      const int64_t at =
-          now.batch * p.out_stride[0] + (now.head + head[r]) * p.out_stride[1] + row[r] * p.out_stride[2];
-      /* a row that sees no key is 0, whatever its tile held */
-      store_row((char *)p.out + 2 * at, o, r, factor[r], (uint32_t)sees_none - 1, inside ? p.head_dim : 0, lane);
-      /* lse = scale shift + ln(sum) */
-      const float lse = dhp_ct_log(stats.sum[r]) + stats.shift[r] * p.scale + poison;
-      store_one(p.lse != 0 && lane % 4 == 0 && inside,
-                p.lse + ((int64_t)now.batch * p.heads + now.head + head[r]) * p.seqlen_q + row[r],
-                sees_none ? -INFINITY : lse);
-    }
+    STORE_OUTPUT(now.batch, row);
     now = next;
-  } while (now.key_tiles > 0);
+  } while (!SEAMLESS && now.key_tiles > 0);
+  if (SEAMLESS) end_together();
 }

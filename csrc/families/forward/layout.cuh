@@ -18,6 +18,9 @@ typedef dhp_fwd_params kernel_params;
  */
 #define Q_IN_REGISTERS (HEAD_DIM == 128 && WARPGROUPS == 2)
 
+/* The last P v of a query tile is issued together with S(0) of the next one: its q comes before this tile has ended. */
+#define SEAMLESS Q_IN_REGISTERS
+
 enum {
   BOXES = HEAD_DIM / BOX_COLUMNS, /* 64-column boxes along head_dim */
   Q_BOX_BYTES = ROWS * ROW_BYTES,

@@ -1,6 +1,6 @@
 /*
  * query_tiles.cuh - the device's half of the static schedule: which query tiles a CTA computes, one after another. The
- * host's half is schedule.c. Before this header: WARPGROUPS, ROWS and TILE_K.
+ * host's half is schedule.c. Before this header: WARPGROUPS, ROWS, TILE_K and SEAMLESS.
  *
  * Items are dealt to CTAs in rounds: first head groups in order, then a list.
  *
@@ -53,6 +53,25 @@ static __device__ __forceinline__ query_tile nth_query_tile(const dhp_fwd_params
   tile.masked = key_tiles - max(seen_by_first, 0) / TILE_K;
   tile.key_tiles = item < p->items ? key_tiles : 0;
   return tile;
+}
+
+/* A row of a query tile. */
+typedef struct query_row {
+  int head, row;
+  int last_key; /* that it sees; negative: none */
+} query_row;
+
+/* Row r of those that a thread computes; `first` is the first one, among the rows of its warpgroup. */
+static __device__ __forceinline__ query_row row_of_thread(const dhp_fwd_params *p, const query_tile *tile, int group,
+                                                          int first, int r) {
+  const int of_group = first + 8 * r;
+  query_row row;
+  row.head = tile->head + (of_group >> p->log2_rows);
+  row.row = tile->row + (group << p->log2_rows) + (of_group & ((1 << p->log2_rows) - 1));
+  /* one select around min is a branch, which is better than two selects unless products are under way */
+  const int last = p->seqlen_k - 1;
+  row.last_key = p->is_causal || SEAMLESS ? min(row.row + (p->is_causal ? p->causal_offset : p->seqlen_k), last) : last;
+  return row;
 }
 
 #endif
