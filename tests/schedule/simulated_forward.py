@@ -66,25 +66,25 @@ MUTATIONS = (
         time_outs=True,
     ),
     Mutation("loads_own_after_a_time_out", (("load_own_pair(arrived,", "load_own_pair(1,"),), time_outs=True),
-    Mutation("rows_not_poisoned", (("const float poison = arrived ? 0.f : NAN;", "const float poison = 0.f;"),), time_outs=True),
+    Mutation("rows_not_poisoned", (("poison = arrived ? 0.f : NAN;", "poison = 0.f;"),), time_outs=True),
     Mutation(
         "o_stored_into_the_next_query_tile",
-        (("STORE_OUTPUT(batch_of_done, done);", "STORE_OUTPUT(batch_of_done, row);"),),
+        (("STORE_OUTPUT(tile_of_done, done[r], r);", "STORE_OUTPUT(tile_of_done, row[r], r);"),),
     ),
     Mutation(
         "o_stored_while_it_is_summed",
-        (("wgmma_wait(1); STORE_OUTPUT", "STORE_OUTPUT"),),
+        (("LOOK_AHEAD(); wgmma_wait(1);", "LOOK_AHEAD();"),),
     ),
     Mutation(
         "sums_of_the_next_query_tile",
         (
-            ("FINISH_SUMS(); query_row done", "query_row done"),
+            ("FINISH_SUMS(); for (int r", "for (int r"),
             ("LOOK_AHEAD(); wgmma_wait(1);", "LOOK_AHEAD(); FINISH_SUMS(); wgmma_wait(1);"),
         ),
     ),
     Mutation(
         "factor_of_the_next_query_tile",
-        (("STORE_OUTPUT(batch_of_done,", "factor[0] = 1.f / (4 * stats.sum[0]); STORE_OUTPUT(batch_of_done,"),),
+        (("wgmma_wait(1); for", "wgmma_wait(1); factor[0] = 1.f / (4 * stats.sum[0]); for"),),
     ),
     Mutation(
         "sums_go_on_in_the_next_query_tile",

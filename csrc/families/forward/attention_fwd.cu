@@ -62,7 +62,6 @@ dhp_attention_fwd(const __grid_constant__ CUtensorMap q_map, const __grid_consta
 #endif
   const uint32_t k_descriptor = matrix_descriptor(base + SHARED_K, 16);
   const uint32_t v_descriptor = matrix_descriptor(base + SHARED_V, KV_BOX_BYTES);
-  const int first_row = warp % WARPS_PER_GROUP * (ROWS / WARPS_PER_GROUP) + lane / 4; /* of the warpgroup's */
   const int is_last_group = group == WARPGROUPS - 1, next_turn = TURN + (group + 1) % WARPGROUPS;
 
   /* Barriers, while the tensor maps are fetched. */
@@ -215,14 +214,14 @@ dhp_attention_fwd(const __grid_constant__ CUtensorMap q_map, const __grid_consta
   } while (0)
 
 /* A query tile begins. */
-#define BEGIN_ROWS()                                         \
-  do {                                                       \
-    t = 0;                                                   \
-    for (int r = 0; r < THREAD_ROWS; r++) {                  \
-      row[r] = row_of_thread(&p, &now, group, first_row, r); \
-      stats.shift[r] = -p.highest_score;                     \
-      stats.sum[r] = stats.rescale[r] = 0.f;                 \
-    }                                                        \
+#define BEGIN_ROWS()                                                                                            \
+  do {                                                                                                          \
+    t = 0;                                                                                                      \
+    for (int r = 0; r < THREAD_ROWS; r++) {                                                                     \
+      row[r] = row_of_thread(&p, &now, group, warp % WARPS_PER_GROUP * (ROWS / WARPS_PER_GROUP) + lane / 4, r); \
+      stats.shift[r] = -p.highest_score;                                                                        \
+      stats.sum[r] = stats.rescale[r] = 0.f;                                                                    \
+    }                                                                                                           \
   } while (0)
 
 /* q of the query tile that begins. */
@@ -249,31 +248,32 @@ dhp_attention_fwd(const __grid_constant__ CUtensorMap q_map, const __grid_consta
     load_skipped((int)arrived, &load, pairs_full, pair.index, &now, &next); \
   } while (0)
 
-/* After the last softmax of a query tile, while its last P v is under way: sums of the quad, and lse. */
-#define FINISH_SUMS()                                                                           \
-  do {                                                                                          \
-    const float poison = arrived ? 0.f : NAN;                                                   \
-    for (int r = 0; r < THREAD_ROWS; r++) {                                                     \
-      stats.sum[r] += __shfl_xor_sync(FULL_MASK, stats.sum[r], 1);                              \
-      stats.sum[r] += __shfl_xor_sync(FULL_MASK, stats.sum[r], 2);                              \
-      factor[r] = dhp_ct_reciprocal(stats.sum[r]) + poison;                                     \
-      /* lse = scale shift + ln(sum) */                                                         \
-      const float lse = dhp_ct_log(stats.sum[r]) + stats.shift[r] * p.scale + poison;           \
-      store_one(p.lse != 0 && lane % 4 == 0 && row[r].row < p.seqlen_q,                         \
-                p.lse + ((int64_t)now.batch * p.heads + row[r].head) * p.seqlen_q + row[r].row, \
-                row[r].last_key < 0 ? -INFINITY : lse);                                         \
-    }                                                                                           \
+/* After the last softmax of a query tile, while its last P v is under way: sums of the quad. */
+#define FINISH_SUMS()                                              \
+  do {                                                             \
+    poison = arrived ? 0.f : NAN;                                  \
+    for (int r = 0; r < THREAD_ROWS; r++) {                        \
+      stats.sum[r] += __shfl_xor_sync(FULL_MASK, stats.sum[r], 1); \
+      stats.sum[r] += __shfl_xor_sync(FULL_MASK, stats.sum[r], 2); \
+      factor[r] = dhp_ct_reciprocal(stats.sum[r]) + poison;        \
+    }                                                              \
   } while (0)
 
-/* O, whose products have ended, of these rows. */
-#define STORE_OUTPUT(batch, rows)                                                                                  \
-  do {                                                                                                             \
-    for (int r = 0; r < THREAD_ROWS; r++) {                                                                        \
-      const int64_t at = batch * p.out_stride[0] + rows[r].head * p.out_stride[1] + rows[r].row * p.out_stride[2]; \
-      /* a row that sees no key is 0, whatever its tile held */                                                    \
-      store_row((char *)p.out + 2 * at, o, r, factor[r], (uint32_t)(rows[r].last_key < 0) - 1,                     \
-                rows[r].row < p.seqlen_q ? p.head_dim : 0, lane);                                                  \
-    }                                                                                                              \
+/* A row of O, whose products have ended. One that sees no key is 0, whatever its tile held. */
+#define STORE_OUTPUT(of, x, r)                                                                                      \
+  do {                                                                                                              \
+    const int64_t at = of.batch * p.out_stride[0] + (of.head + x.head) * p.out_stride[1] + x.row * p.out_stride[2]; \
+    store_row((char *)p.out + 2 * at, o, r, factor[r], (uint32_t)(x.last_key < 0) - 1,                              \
+              x.row < p.seqlen_q ? p.head_dim : 0, lane);                                                           \
+  } while (0)
+
+/* Its lse = scale shift + ln(sum). */
+#define STORE_LSE(of, x, r)                                                                  \
+  do {                                                                                       \
+    const float lse = dhp_ct_log(stats.sum[r]) + stats.shift[r] * p.scale + poison;          \
+    store_one(p.lse != 0 && lane % 4 == 0 && x.row < p.seqlen_q,                             \
+              p.lse + ((int64_t)of.batch * p.heads + of.head + x.head) * p.seqlen_q + x.row, \
+              x.last_key < 0 ? -INFINITY : lse);                                             \
   } while (0)
 
   /* One query tile after another; if SEAMLESS, all of them in the inner loop. */
@@ -282,8 +282,8 @@ dhp_attention_fwd(const __grid_constant__ CUtensorMap q_map, const __grid_consta
     query_tile next;
     query_row row[THREAD_ROWS];
     row_stats stats;
-    float factor[THREAD_ROWS]; /* that makes O the output */
-    int t;                     /* the step of this query tile */
+    float factor[THREAD_ROWS], poison; /* that makes O the output */
+    int t;                             /* the step of this query tile */
 
     /* Step 0, S(0) alone. */
     BEGIN_ROWS();
@@ -322,15 +322,18 @@ dhp_attention_fwd(const __grid_constant__ CUtensorMap q_map, const __grid_consta
       HAND_OVER(1, LOAD_ANY);
       pair = stage_after(pair);
       FINISH_SUMS();
+      for (int r = 0; r < THREAD_ROWS; r++)
+        STORE_LSE(now, row[r], r);
       query_row done[THREAD_ROWS];
       for (int r = 0; r < THREAD_ROWS; r++)
         done[r] = row[r];
-      const int batch_of_done = now.batch;
+      const query_tile tile_of_done = now;
       now = next;
       BEGIN_ROWS();
       LOOK_AHEAD();
       wgmma_wait(1);
-      STORE_OUTPUT(batch_of_done, done);
+      for (int r = 0; r < THREAD_ROWS; r++)
+        STORE_OUTPUT(tile_of_done, done[r], r);
       BEGIN_WAIT();
       wgmma_wait(0);
       SOFTMAX(1, LOAD_ANY);
@@ -345,7 +348,10 @@ dhp_attention_fwd(const __grid_constant__ CUtensorMap q_map, const __grid_consta
     HAND_OVER(!(is_last_group && next.key_tiles == 0), LOAD_ANY);
     FINISH_SUMS();
     wgmma_wait(0);
-    STORE_OUTPUT(now.batch, row);
+    for (int r = 0; r < THREAD_ROWS; r++) {
+      STORE_OUTPUT(now, row[r], r);
+      STORE_LSE(now, row[r], r);
+    }
     now = next;
   } while (!SEAMLESS && now.key_tiles > 0);
   if (SEAMLESS) end_together();

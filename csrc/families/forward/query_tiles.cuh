@@ -66,7 +66,7 @@ static __device__ __forceinline__ query_row row_of_thread(const dhp_fwd_params *
                                                           int first, int r) {
   const int of_group = first + 8 * r;
   query_row row;
-  row.head = tile->head + (of_group >> p->log2_rows);
+  row.head = of_group >> p->log2_rows;
   row.row = tile->row + (group << p->log2_rows) + (of_group & ((1 << p->log2_rows) - 1));
   /* one select around min is a branch, which is better than two selects unless products are under way */
   const int last = p->seqlen_k - 1;
