@@ -98,8 +98,6 @@ static inline uint32_t matrix_descriptor(uint32_t address, uint32_t leading) {
 }
 
 static inline float greater(float a, float b) { return a > b ? 1.f : 0.f; }
-static inline uint32_t pack_two(float low, float high) {
-  return sim::element_of(low) | sim::element_of(high) << 16;
-}
+static inline uint32_t pack_two(float low, float high) { return sim::element_of(low) | sim::element_of(high) << 16; }
 
 #endif
