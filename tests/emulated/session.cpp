@@ -1,0 +1,53 @@
+/*
+ * session.cpp - stands in for csrc/cuda/session.c and tensor_map.c: a launch runs the kernel on the emulated machine,
+ * and is over when it returns. Tensors lie in host memory.
+ */
+#include "machine.h"
+
+#include <string.h>
+
+extern "C" {
+#define _Alignas alignas
+#include "../../csrc/cuda/session.h"
+#include "../../csrc/error.h"
+#include "../../csrc/kernels/kernel_table.h"
+
+/* Generated: which function runs the kernel of this name. */
+typedef void emulated_kernel(void **arguments);
+emulated_kernel *emulated_kernel_of(const char *name);
+
+dhp_status dhp_session_begin(dhp_session *session, int, dhp_error *) {
+  *session = {};
+  return DHP_OK;
+}
+
+void dhp_session_end(const dhp_session *) {}
+
+dhp_status dhp_tensor_map_encode(const dhp_session *, dhp_tensor_map *map, const dhp_tensor *tensor, int64_t length,
+                                 int rows, int heads, dhp_error *) {
+  emulated::TensorMap described = {};
+  described.data = static_cast<const char *>(tensor->data);
+  for (int d = 0; d < 4; d++) {
+    described.size[d] = tensor->size[3 - d];
+    described.stride_bytes[d] = 2 * tensor->stride[3 - d];
+  }
+  described.size[1] = length;
+  described.box_rows = rows;
+  described.box_heads = heads;
+  static_assert(sizeof described <= sizeof *map, "a tensor map holds it");
+  memcpy(map, &described, sizeof described);
+  return DHP_OK;
+}
+
+dhp_status dhp_session_launch(const dhp_session *, const dhp_kernel_info *kernel, int64_t grid, void **arguments, int,
+                              void *, dhp_error *error) {
+  emulated_kernel *const run = emulated_kernel_of(kernel->name);
+  const char *const wrong = emulated::run(grid, kernel->threads, [=] { run(arguments); });
+  return wrong ? dhp_fail(error, DHP_DRIVER_ERROR, "%s: %s", kernel->name, wrong) : DHP_OK;
+}
+
+/* The CPU's kernels have no part in this. */
+dhp_status dhp_cpu_forward(const dhp_attention *, const dhp_executor *, dhp_error *error) {
+  return dhp_fail(error, DHP_UNSUPPORTED, "q: not emulated on CPU");
+}
+}

@@ -1,0 +1,206 @@
+"""The forward's numbers without a GPU: host code and kernels, thread by thread, on the emulated machine.
+
+What a GPU adds (that loads and products are waited for, how long anything takes, exact bits) is tested elsewhere:
+tests/schedule, tests/attention.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from random import Random
+from typing import NamedTuple
+
+import pytest
+import torch
+from emulated import KERNELS, Emulator, Substitution, Violation, build, changed_sources, families, needs_compilers
+from harness import same_bits
+from torch import Tensor
+
+pytestmark = needs_compilers
+
+# bfloat16 of out and of the probabilities; float32 sums of lse.
+OUT_ERROR, LSE_ERROR = 4e-3, 1e-5
+
+
+class Call(NamedTuple):
+    """B, Hq, Hk, Sq, Sk, D, and the mask; how rows lie: apart from each other by so many elements more than D."""
+
+    batch: int
+    heads: int
+    key_heads: int
+    seqlen_q: int
+    seqlen_k: int
+    head_dim: int
+    is_causal: bool = False
+    causal_offset: int = 0
+    gap: int = 0
+
+
+def calls_for(kernel: families.Kernel, random: Random) -> list[Call]:
+    """Tiles that are full, cut off, alone, and more than a CTA has; short rows of packed heads; no key at all."""
+    d, rows, keys = kernel.head_dim, kernel.warpgroups * kernel.rows, kernel.tile_k
+    chosen = [
+        Call(1, 1, 1, 1, 1, d),
+        Call(1, 8, 1, 1, 2 * keys + 5, d),
+        Call(2, 6, 2, 5, keys, d, True, keys - 5),
+        Call(1, 2, 1, rows + 1, keys - 1, d - 8, True),
+        Call(1, 2, 2, 2 * rows, 3 * keys, d, gap=8),
+        Call(2, 1, 1, rows - 3, 2 * keys + 1, d, True, -7, gap=16),
+        Call(1, 1, 1, 3, 0, d),
+        Call(1, 1, 1, rows, keys, d, True, -rows),
+        Call(1, 2, 1, rows, 3 * keys, d, True, 2 * keys - rows // 2),  # the diagonal enters another key tile
+        Call(1, 140, 70, 40, 30, 64 if d == 64 else d - 56, True),  # more tiles than multiprocessors
+    ]
+    for _ in range(4):
+        key_heads, group = random.choice([1, 2]), random.choice([1, 3, 4])
+        sq, sk = random.randint(1, 2 * rows), random.randint(1, 4 * keys)
+        is_causal = random.random() < 0.5
+        offset = random.choice([0, sk - sq, random.randint(-sq, sk)]) if is_causal else 0
+        chosen.append(
+            Call(1, key_heads * group, key_heads, sq, sk, 8 * random.randint(1, d // 8), is_causal, offset, 8)
+        )
+    return chosen
+
+
+def rows_apart(t: Tensor, gap: int) -> Tensor:
+    """The same numbers, with NaN between rows and around them."""
+    b, h, s, d = t.shape
+    return t.new_full((b, h, s + 2, d + gap), torch.nan)[:, :, 1 : s + 1, :d].copy_(t)
+
+
+def inputs(call: Call, seed: int) -> tuple[Tensor, Tensor, Tensor]:
+    rng = torch.Generator().manual_seed(seed)
+    b, hq, hk, sq, sk, d = call[:6]
+    shapes = ((b, hq, sq, d), (b, hk, sk, d), (b, hk, sk, d))
+    q, k, v = (rows_apart(torch.randn(shape, generator=rng).bfloat16(), call.gap) for shape in shapes)
+    return q, k, v
+
+
+def expected(call: Call, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """In float64."""
+    group = call.heads // call.key_heads
+    scores = q.double() @ k.double().repeat_interleave(group, 1).transpose(2, 3) * call.head_dim**-0.5
+    if call.is_causal:
+        i, j = torch.arange(call.seqlen_q)[:, None], torch.arange(call.seqlen_k)
+        scores = scores.masked_fill(j > i + call.causal_offset, -torch.inf)
+    lse = scores.logsumexp(3)
+    weights = (scores - lse.nan_to_num(neginf=0.0)[..., None]).exp()
+    return weights @ v.double().repeat_interleave(group, 1), lse
+
+
+def compute(emulator: Emulator, call: Call, seed: int) -> tuple[Tensor, Tensor]:
+    """out and lse, held to float64; nothing beside the rows of out is written."""
+    q, k, v = inputs(call, seed)
+    b, h, s, d = q.shape
+    around = torch.full((b, h, s + 2, d + call.gap), 7.0, dtype=torch.bfloat16)
+    out = around[:, :, 1 : s + 1, :d]
+    lse = emulator.attention(q, k, v, out, call.is_causal, call.causal_offset)
+    result = out.clone()
+    out.fill_(7)
+    assert (around == 7).all(), "something beside the rows of out was written"
+    want, want_lse = expected(call, q, k, v)
+    assert torch.equal(lse.isneginf(), want_lse.isneginf())
+    seen = ~want_lse.isneginf()
+    assert (result[~seen] == 0).all(), "a row that sees no key is not 0"
+    if seen.any():
+        assert (lse[seen].double() - want_lse[seen]).abs().max() <= LSE_ERROR * want_lse[seen].abs().clamp(min=1).max()
+        error = (result[seen].double() - want[seen]).norm(dim=1) / want[seen].norm(dim=1)
+        assert error.max() <= 4 * OUT_ERROR
+        assert (result.double() - want).norm() <= OUT_ERROR * want.norm()
+    return result, lse
+
+
+@pytest.fixture(scope="module", params=KERNELS, ids=lambda kernel: kernel.name)
+def chosen(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[families.Kernel, Emulator]:
+    kernel: families.Kernel = request.param
+    return kernel, build(tmp_path_factory.mktemp(kernel.name), [kernel])
+
+
+def test_every_shape_is_what_float64_says(chosen: tuple[families.Kernel, Emulator], session_seed: int) -> None:
+    print(f"to repeat these calls: pytest --seed {session_seed}")
+    kernel, emulator = chosen
+    for nth, call in enumerate(calls_for(kernel, Random(session_seed))):
+        print(call)
+        compute(emulator, call, session_seed + nth)
+
+
+def test_a_row_keeps_its_bits_in_other_company(chosen: tuple[families.Kernel, Emulator], session_seed: int) -> None:
+    """The last rows alone, as decoding steps, and a chunk from the middle."""
+    kernel, emulator = chosen
+    d, s = kernel.head_dim, 2 * kernel.tile_k + 9
+    q, k, v = inputs(Call(1, 4, 2, s, s, d), session_seed)
+    out = torch.empty_like(q)
+    lse = emulator.attention(q, k, v, out, True)
+    for first, last in ((s - 1, s), (s - 5, s), (kernel.tile_k - 3, kernel.tile_k + 20)):
+        part = q[:, :, first:last].contiguous()
+        part_out = torch.empty_like(part)
+        part_lse = emulator.attention(part, k, v, part_out, True, first)
+        assert same_bits(part_out, out[:, :, first:last])
+        assert same_bits(part_lse, lse[:, :, first:last])
+
+
+def test_a_hidden_nan_stays_where_it_is(chosen: tuple[families.Kernel, Emulator]) -> None:
+    """Behind the last visible key, and in another row."""
+    kernel, emulator = chosen
+    d, s = kernel.head_dim, kernel.tile_k + 7
+    q, k, v = inputs(Call(1, 1, 1, 20, s, d), 0)
+    clean = torch.empty_like(q)
+    emulator.attention(q, k, v, clean, True, s - 27)
+    k[:, :, -7:] = torch.nan
+    v[:, :, -7:] = torch.inf
+    q[:, :, 3] = torch.nan
+    out = torch.empty_like(q)
+    emulator.attention(q, k, v, out, True, s - 27)
+    assert out[:, :, 3].isnan().all()
+    others = [i for i in range(20) if i != 3]
+    assert same_bits(out[:, :, others], clean[:, :, others])
+
+
+@pytest.fixture(scope="module")
+def by_head_dim(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[tuple[families.Kernel, Emulator]]]:
+    found: dict[int, list[tuple[families.Kernel, Emulator]]] = {}
+    for kernel in KERNELS:
+        found.setdefault(kernel.head_dim, []).append((kernel, build(tmp_path_factory.mktemp(kernel.name), [kernel])))
+    return found
+
+
+def test_all_kernels_of_a_head_dim_give_the_same_bits(
+    by_head_dim: dict[int, list[tuple[families.Kernel, Emulator]]], session_seed: int
+) -> None:
+    for head_dim, several in by_head_dim.items():
+        tile_k = several[0][0].tile_k
+        for call in (
+            Call(1, 2, 1, 150, 2 * tile_k + 3, head_dim, True, 90),
+            Call(1, 8, 2, 3, 3 * tile_k - 1, head_dim),
+        ):
+            results = [compute(emulator, call, session_seed) for _, emulator in several]
+            for out, lse in results[1:]:
+                assert same_bits(out, results[0][0]) and same_bits(lse, results[0][1])
+
+
+# Mistakes in the numbers that a schedule does not show.
+MISTAKES: dict[str, Substitution] = {
+    "mask_one_key_late": ("column <= limit[r]", "column <= limit[r] + 1"),
+    "mask_of_another_column": ("lane % 4 * 2;", "lane % 4 * 2 + 1;"),
+    "diagonal_left_unmasked": ("tile.masked = key_tiles - ", "tile.masked = key_tiles - 1 - "),
+    "lanes_do_not_exchange": ("swap_across(&x[1], &x[3], in_quad & 2, 2);", ""),
+    "rows_of_the_other_half": ("x[i] = pack_two(two[0]", "x[i] = pack_two(o[(block + i) * 4]"),
+    "out_of_another_head": ("of.head + x.head) * p.out_stride[1]", "of.head) * p.out_stride[1]"),
+    "last_row_not_stored": ("x.row < p.seqlen_q ? p.head_dim : 0", "x.row + 1 < p.seqlen_q ? p.head_dim : 0"),
+    "columns_beyond_head_dim": ("x.row < p.seqlen_q ? p.head_dim : 0", "x.row < p.seqlen_q ? HEAD_DIM : 0"),
+    "sum_of_half_a_quad": ("stats.sum[r] += __shfl_xor_sync(FULL_MASK, stats.sum[r], 2);", ""),
+    "maximum_of_a_lane": ("shift = fmaxf(shift, __shfl_xor_sync(FULL_MASK, shift, 2));", ""),
+    "lse_unscaled": ("stats.shift[r] * p.scale + poison", "stats.shift[r] + poison"),
+    "hidden_rows_not_zero": ("(uint32_t)(x.last_key < 0) - 1,", "0xffffffffu,"),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES.values(), ids=MISTAKES.keys())
+def test_a_mistake_is_found(tmp_path: Path, mistake: Substitution) -> None:
+    kernel = next(one for one in KERNELS if (one.head_dim, one.warpgroups, one.rows) == (64, 1, 64))
+    emulator = build(tmp_path, [kernel], changed_sources(tmp_path, (mistake,)))
+    with pytest.raises((AssertionError, Violation)):
+        for nth, call in enumerate(calls_for(kernel, Random(0))):
+            compute(emulator, call, nth)
