@@ -1,43 +1,35 @@
-"""The forward's host code and kernels as a library for the CPU: kernels are compiled by the C++ compiler with stubs in
-place of their instructions, and run on the machine of machine.h. For small shapes: a key tile takes some milliseconds.
-
-`CXX` names the compiler (default `c++`), `CC` that of C (default `cc`).
-"""
+"""The forward's host code and one of its kernels as a library for the CPU, run on the machine of machine.h. For small
+shapes: a key tile takes some milliseconds."""
 
 from __future__ import annotations
 
 import ctypes
-import os
-import shlex
-import shutil
-import subprocess
-import sys
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-import pytest
 import torch
+from compiling import (
+    C_COMPILER,
+    COMPILER,
+    CSRC,
+    OF_KERNELS,
+    ROOT,
+    SHARED_STUBS,
+    Substitution,
+    compile_with,
+    copy_sources,
+    families,
+    run,
+)
 from torch import Tensor
 
-ROOT = Path(__file__).resolve().parents[2]
-CSRC = ROOT / "csrc"
+import build_cubins  # of csrc/kernels, where compiling.py finds the families
+
 EMULATED = ROOT / "tests" / "emulated"
+STUBS = EMULATED / "stubs"
 
-sys.path.insert(0, str(CSRC / "kernels"))
-import families  # noqa: E402
-
-COMPILER = shlex.split(os.environ.get("CXX", "c++"))
-C_COMPILER = shlex.split(os.environ.get("CC", "cc"))
-FLAGS = ["-O2", "-g", "-fPIC", "-Wall", "-Wextra", "-Werror", "-ffp-contract=off", "-march=x86-64-v3"]
-# Warnings that only the host's compiler has for device sources.
-OF_KERNELS = [
-    "-Wno-parentheses",
-    "-Wno-int-in-bool-context",
-    "-Wno-missing-field-initializers",
-    "-Wno-unknown-pragmas",
-    "-Wno-maybe-uninitialized",
-]
+FLAGS = ["-O2", "-fPIC", "-Wall", "-Wextra", "-Werror", "-ffp-contract=off", "-march=x86-64-v3"]
+OF_HOST = ["-std=gnu11", f"-I{CSRC}"]
 HOST = [
     "error.c",
     "check.c",
@@ -48,97 +40,43 @@ HOST = [
     "families/forward/launch.c",
 ]
 
-Substitution = tuple[str, str]
-
-needs_compilers = pytest.mark.skipif(
-    shutil.which(COMPILER[0]) is None or shutil.which(C_COMPILER[0]) is None,
-    reason=f"no {COMPILER[0]} (CXX names another) or no {C_COMPILER[0]} (CC names another)",
-)
-
 FAMILY = next(family for family in families.families() if family.name == "forward")
 KERNELS = [kernel for kernel in FAMILY.kernels if kernel.dtype == "bfloat16"]
 
 
-def compile_object(compiler: list[str], source: Path, target: Path, *options: str) -> Path:
-    command = [*compiler, *FLAGS, *options, "-c", str(source), "-o", str(target)]
-    result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
-    assert result.returncode == 0, f"{shlex.join(command)}\n{result.stderr}"
-    return target
-
-
-def changed_sources(folder: Path, changes: tuple[Substitution, ...]) -> Path:
-    """csrc under `folder`, each change made in the one place of the kernel's sources where its text stands."""
-    copy = folder / "csrc"
-    shutil.copytree(CSRC, copy)
-    sources = [path for part in (copy / "hopper", copy / "families/forward") for path in sorted(part.iterdir())]
-    for old, new in changes:
-        places = [path for path in sources for _ in range(path.read_text().count(old))]
-        assert len(places) == 1, f"{len(places)} places have the text {old!r}; this test needs exactly one"
-        places[0].write_text(places[0].read_text().replace(old, new))
-    return copy
-
-
-def table_text(kernels: list[families.Kernel]) -> str:
-    """kernel_table.c of these kernels, which have no cubins, and the function of each."""
-    rows, functions, cases = [], [], []
-    for k in kernels:
-        functions.append(f"void run_{k.name}(void **arguments);")
-        cases.append(f'  if (!strcmp(name, "{k.name}")) return run_{k.name};')
-        rows.append(
-            f'  {{.name = "{k.name}", .family = "forward", .entry = "", .part = "{k.part}", .cubin_sha256 = "",'
-            f" .dtype = DHP_BFLOAT16, .head_dim = {k.head_dim}, .warpgroups = {k.warpgroups}, .rows = {k.rows},"
-            f" .tile_q = {k.warpgroups * k.rows}, .tile_k = {k.tile_k}, .stages = {k.stages},"
-            f" .ctas_per_sm = {k.ctas_per_sm}, .step_cycles = {k.step_cycles},"
-            f" .threads = {k.warpgroups} * DHP_WARPGROUP_THREADS}},"
-        )
-    return "\n".join(
-        [
-            "#include <string.h>",
-            f'#include "{CSRC}/kernels/kernel_table.h"',
-            *functions,
-            "typedef void emulated_kernel(void **arguments);",
-            "emulated_kernel *emulated_kernel_of(const char *name);",
-            "emulated_kernel *emulated_kernel_of(const char *name) {",
-            *cases,
-            "  return NULL;",
-            "}",
-            "const dhp_kernel_info dhp_kernel_table[] = {",
-            *rows,
-            "};",
-            f"const int dhp_kernel_table_size = {len(kernels)};",
-            f"const dhp_family dhp_family_forward = {{dhp_kernel_table, {len(kernels)}}};",
-            "",
-        ]
-    )
-
-
-def compile_kernel(kernel: families.Kernel, csrc: Path, folder: Path) -> Path:
-    macros = {**kernel.macros, "RUN_KERNEL": f"run_{kernel.name}"}
-    options = ["-std=c++17", *(f"-D{name}={value}" for name, value in macros.items())]
-    stubs = EMULATED / "stubs"  # the stub of ptx.cuh comes first, and has its include guard
-    includes = [f"-I{stubs}", f"-I{csrc / 'families/forward'}", "-include", str(stubs / "ptx.cuh")]
-    return compile_object(
-        COMPILER, EMULATED / "kernel.cpp", folder / f"{kernel.name}.o", *options, *includes,
-        "-fvisibility=hidden", "-Wno-unused-function", *OF_KERNELS,
-    )  # fmt: skip
-
-
-def build(folder: Path, kernels: list[families.Kernel], csrc: Path = CSRC) -> Emulator:
-    """The library, in which these kernels are all there are: so a test chooses one by building it alone."""
-    table = folder / "table.c"
-    table.write_text(table_text(kernels))
-    jobs = [(compile_kernel, kernel, csrc, folder) for kernel in kernels]
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        objects = [job.result() for job in [pool.submit(*job) for job in jobs]]
-    for source in HOST:
-        target = folder / (source.replace("/", "_") + ".o")
-        objects.append(compile_object(C_COMPILER, CSRC / source, target, "-std=gnu11"))
-    objects.append(compile_object(C_COMPILER, table, folder / "table.o", "-std=gnu11"))
+def compile_host(folder: Path) -> list[Path]:
+    """Objects of what does not depend on the kernel."""
+    objects = [
+        compile_with(C_COMPILER, CSRC / source, folder / (source.replace("/", "_") + ".o"), *FLAGS, *OF_HOST)
+        for source in HOST
+    ]
     for name in ("machine", "session"):
-        objects.append(compile_object(COMPILER, EMULATED / f"{name}.cpp", folder / f"{name}.o", "-std=c++17"))
+        objects.append(compile_with(COMPILER, EMULATED / f"{name}.cpp", folder / f"{name}.o", *FLAGS, "-std=c++17"))
+    return objects
+
+
+def compile_table(kernel: families.Kernel, folder: Path) -> Path:
+    """The table of a build that ships this kernel alone; its machine code is empty."""
+    cubin, source = folder / "empty.cubin", folder / "kernel_table.c"
+    cubin.touch()
+    source.write_text(build_cubins.table_source([build_cubins.Cubin(FAMILY, kernel, cubin, "", 0, 0)], [FAMILY]))
+    return compile_with(C_COMPILER, source, folder / "kernel_table.o", *FLAGS, *OF_HOST)
+
+
+def compile_kernel(kernel: families.Kernel, folder: Path, changes: tuple[Substitution, ...]) -> Path:
+    sources = copy_sources(FAMILY, FAMILY.source, folder, changes, STUBS / "ptx.cuh")
+    includes = [f"-I{path}" for path in (sources, STUBS, SHARED_STUBS)]
+    options = ["-std=c++17", *OF_KERNELS, "-Wno-maybe-uninitialized", "-Wno-unused-function", *includes]
+    macros = [f"-D{name}={value}" for name, value in kernel.macros.items()]
+    return compile_with(COMPILER, EMULATED / "kernel.cpp", folder / "kernel.o", *FLAGS, *options, *macros)
+
+
+def build(folder: Path, kernel: families.Kernel, host: list[Path], changes: tuple[Substitution, ...] = ()) -> Emulator:
+    """A library in which this kernel, changed as told, is all there is; `host`: of compile_host."""
+    folder.mkdir(exist_ok=True)
+    objects = [compile_kernel(kernel, folder, changes), compile_table(kernel, folder), *host]
     library = folder / "libemulated.so"
-    command = [*COMPILER, "-shared", *map(str, objects), "-o", str(library)]
-    result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+    result = run(*COMPILER, "-shared", *objects, "-o", library)
     assert result.returncode == 0, result.stderr
     return Emulator(ctypes.CDLL(str(library)))
 

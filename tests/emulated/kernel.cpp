@@ -3,7 +3,7 @@
 
 char shared[1]; /* never touched: addresses are numbers here */
 
-extern "C" void RUN_KERNEL(void **arguments) {
+extern "C" void run_kernel(void **arguments) {
   dhp_attention_fwd(*(const CUtensorMap *)arguments[0], *(const CUtensorMap *)arguments[1],
                     *(const CUtensorMap *)arguments[2], *(const dhp_fwd_params *)arguments[3]);
 }

@@ -12,9 +12,7 @@ extern "C" {
 #include "../../csrc/error.h"
 #include "../../csrc/kernels/kernel_table.h"
 
-/* Generated: which function runs the kernel of this name. */
-typedef void emulated_kernel(void **arguments);
-emulated_kernel *emulated_kernel_of(const char *name);
+void run_kernel(void **arguments); /* kernel.cpp */
 
 dhp_status dhp_session_begin(dhp_session *session, int, dhp_error *) {
   *session = {};
@@ -41,8 +39,7 @@ dhp_status dhp_tensor_map_encode(const dhp_session *, dhp_tensor_map *map, const
 
 dhp_status dhp_session_launch(const dhp_session *, const dhp_kernel_info *kernel, int64_t grid, void **arguments, int,
                               void *, dhp_error *error) {
-  emulated_kernel *const run = emulated_kernel_of(kernel->name);
-  const char *const wrong = emulated::run(grid, kernel->threads, [=] { run(arguments); });
+  const char *const wrong = emulated::run(grid, kernel->threads, [=] { run_kernel(arguments); });
   return wrong ? dhp_fail(error, DHP_DRIVER_ERROR, "%s: %s", kernel->name, wrong) : DHP_OK;
 }
 

@@ -6,17 +6,21 @@ tests/schedule, tests/attention.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from random import Random
 from typing import NamedTuple
 
 import pytest
 import torch
-from emulated import KERNELS, Emulator, Substitution, Violation, build, changed_sources, families, needs_compilers
+from compiling import Substitution, families, needs_c, needs_compiler
+from emulated import KERNELS, Emulator, Violation, build, compile_host
 from harness import same_bits
+from reference import reference
 from torch import Tensor
 
-pytestmark = needs_compilers
+pytestmark = [needs_compiler, needs_c]
 
 # bfloat16 of out and of the probabilities; float32 sums of lse.
 OUT_ERROR, LSE_ERROR = 4e-3, 1e-5
@@ -76,18 +80,6 @@ def inputs(call: Call, seed: int) -> tuple[Tensor, Tensor, Tensor]:
     return q, k, v
 
 
-def expected(call: Call, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    """In float64."""
-    group = call.heads // call.key_heads
-    scores = q.double() @ k.double().repeat_interleave(group, 1).transpose(2, 3) * call.head_dim**-0.5
-    if call.is_causal:
-        i, j = torch.arange(call.seqlen_q)[:, None], torch.arange(call.seqlen_k)
-        scores = scores.masked_fill(j > i + call.causal_offset, -torch.inf)
-    lse = scores.logsumexp(3)
-    weights = (scores - lse.nan_to_num(neginf=0.0)[..., None]).exp()
-    return weights @ v.double().repeat_interleave(group, 1), lse
-
-
 def compute(emulator: Emulator, call: Call, seed: int) -> tuple[Tensor, Tensor]:
     """out and lse, held to float64; nothing beside the rows of out is written."""
     q, k, v = inputs(call, seed)
@@ -98,7 +90,7 @@ def compute(emulator: Emulator, call: Call, seed: int) -> tuple[Tensor, Tensor]:
     result = out.clone()
     out.fill_(7)
     assert (around == 7).all(), "something beside the rows of out was written"
-    want, want_lse = expected(call, q, k, v)
+    want, want_lse = reference(q, k, v, call.is_causal, causal_offset=call.causal_offset)[:2]
     assert torch.equal(lse.isneginf(), want_lse.isneginf())
     seen = ~want_lse.isneginf()
     assert (result[~seen] == 0).all(), "a row that sees no key is not 0"
@@ -110,12 +102,23 @@ def compute(emulator: Emulator, call: Call, seed: int) -> tuple[Tensor, Tensor]:
     return result, lse
 
 
+Emulators = Callable[[families.Kernel], Emulator]
+
+
+@pytest.fixture(scope="module")
+def host(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    return compile_host(tmp_path_factory.mktemp("host"))
+
+
+@pytest.fixture(scope="module")
+def emulators(tmp_path_factory: pytest.TempPathFactory, host: list[Path]) -> Emulators:
+    """That of a kernel, built once."""
+    return cache(lambda kernel: build(tmp_path_factory.mktemp(kernel.name), kernel, host))
+
+
 @pytest.fixture(scope="module", params=KERNELS, ids=lambda kernel: kernel.name)
-def chosen(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> tuple[families.Kernel, Emulator]:
-    kernel: families.Kernel = request.param
-    return kernel, build(tmp_path_factory.mktemp(kernel.name), [kernel])
+def chosen(request: pytest.FixtureRequest, emulators: Emulators) -> tuple[families.Kernel, Emulator]:
+    return request.param, emulators(request.param)
 
 
 def test_every_shape_is_what_float64_says(chosen: tuple[families.Kernel, Emulator], session_seed: int) -> None:
@@ -158,26 +161,17 @@ def test_a_hidden_nan_stays_where_it_is(chosen: tuple[families.Kernel, Emulator]
     assert same_bits(out[:, :, others], clean[:, :, others])
 
 
-@pytest.fixture(scope="module")
-def by_head_dim(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[tuple[families.Kernel, Emulator]]]:
-    found: dict[int, list[tuple[families.Kernel, Emulator]]] = {}
-    for kernel in KERNELS:
-        found.setdefault(kernel.head_dim, []).append((kernel, build(tmp_path_factory.mktemp(kernel.name), [kernel])))
-    return found
-
-
-def test_all_kernels_of_a_head_dim_give_the_same_bits(
-    by_head_dim: dict[int, list[tuple[families.Kernel, Emulator]]], session_seed: int
-) -> None:
-    for head_dim, several in by_head_dim.items():
-        tile_k = several[0][0].tile_k
-        for call in (
-            Call(1, 2, 1, 150, 2 * tile_k + 3, head_dim, True, 90),
-            Call(1, 8, 2, 3, 3 * tile_k - 1, head_dim),
-        ):
-            results = [compute(emulator, call, session_seed) for _, emulator in several]
-            for out, lse in results[1:]:
-                assert same_bits(out, results[0][0]) and same_bits(lse, results[0][1])
+@pytest.mark.parametrize("head_dim", sorted({kernel.head_dim for kernel in KERNELS}))
+def test_all_kernels_of_a_head_dim_give_the_same_bits(emulators: Emulators, head_dim: int, session_seed: int) -> None:
+    several = [kernel for kernel in KERNELS if kernel.head_dim == head_dim]
+    tile_k = several[0].tile_k
+    for call in (
+        Call(1, 2, 1, 150, 2 * tile_k + 3, head_dim, True, 90),
+        Call(1, 8, 2, 3, 3 * tile_k - 1, head_dim),
+    ):
+        results = [compute(emulators(kernel), call, session_seed) for kernel in several]
+        for out, lse in results[1:]:
+            assert same_bits(out, results[0][0]) and same_bits(lse, results[0][1])
 
 
 # Mistakes in the numbers that a schedule does not show.
@@ -198,9 +192,9 @@ MISTAKES: dict[str, Substitution] = {
 
 
 @pytest.mark.parametrize("mistake", MISTAKES.values(), ids=MISTAKES.keys())
-def test_a_mistake_is_found(tmp_path: Path, mistake: Substitution) -> None:
+def test_a_mistake_is_found(tmp_path: Path, host: list[Path], mistake: Substitution) -> None:
     kernel = next(one for one in KERNELS if (one.head_dim, one.warpgroups, one.rows) == (64, 1, 64))
-    emulator = build(tmp_path, [kernel], changed_sources(tmp_path, (mistake,)))
+    emulator = build(tmp_path, kernel, host, (mistake,))
     with pytest.raises((AssertionError, Violation)):
         for nth, call in enumerate(calls_for(kernel, Random(0))):
             compute(emulator, call, nth)

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shlex
-import shutil
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,21 +9,17 @@ from random import Random
 from typing import NamedTuple
 
 import pytest
+from compiling import C_COMPILER, COMPILER, Substitution, families, needs_c, needs_compiler, run
 from harness import needs_kernels
-from simulated import COMPILER, VIOLATION, Substitution, compile_kernel, families, needs_compiler, run
+from simulated import VIOLATION, compile_kernel
 from simulated_forward import FORWARD
 
 import dhp_safe_fa
 
 pytestmark = needs_compiler
 
-# The C compiler of the host core, and the library that plans.
-C_COMPILER = shlex.split(os.environ.get("CC", "cc"))
+# The library that plans.
 LIBRARY = Path(dhp_safe_fa.__file__).parent / "libdhp_fa.so"
-
-needs_c = pytest.mark.skipif(
-    shutil.which(C_COMPILER[0]) is None, reason=f"no C compiler: {C_COMPILER[0]} was not found (CC names another)"
-)
 
 
 class Call(NamedTuple):

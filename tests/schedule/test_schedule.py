@@ -10,19 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from simulated import (
-    COMPILER,
-    SCHEDULE,
-    VIOLATION,
-    Mutation,
-    Simulated,
-    Substitution,
-    compile_kernel,
-    compile_object,
-    families,
-    needs_compiler,
-    run,
-)
+from compiling import COMPILER, Substitution, families, needs_compiler, run
+from simulated import SCHEDULE, VIOLATION, Mutation, Simulated, compile_kernel, compile_object
 from simulated_backward import BACKWARD
 from simulated_forward import FORWARD
 from simulated_one_pass import ONE_PASS

@@ -8,7 +8,8 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from simulated import COMPILER, VIOLATION, Substitution, compile_kernel, families, needs_compiler, run
+from compiling import COMPILER, Substitution, families, needs_compiler, run
+from simulated import VIOLATION, compile_kernel
 from simulated_backward import BACKWARD
 from simulated_one_pass import ONE_PASS
 

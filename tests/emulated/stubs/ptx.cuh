@@ -12,7 +12,6 @@ static inline int warp_index() { return emulated::thread_index() / emulated::WAR
 static inline void mbarrier_init(uint32_t barrier, int arrivals) {
   if (emulated::elect()) emulated::mbarrier_init(barrier, arrivals);
 }
-static inline void fence_mbarrier_init() {}
 static inline void mbarrier_arrive_expect_tx(int go, uint32_t barrier, uint32_t bytes) {
   if (emulated::elect() && go) emulated::mbarrier_arrive(barrier, bytes);
 }
@@ -36,24 +35,14 @@ static inline void bar_arrive(int go, int id, int threads) {
 }
 
 static inline void await_launches_before() {}
-static inline void begin_launches_after() {}
 
 static inline void tma_load(int go, uint32_t destination, const CUtensorMap *map, uint32_t barrier, int d, int s, int h,
                             int b) {
   const int corner[] = {d, s, h, b};
   if (emulated::elect() && go) emulated::load_box(destination, barrier, *map, corner);
 }
-static inline void tma_load_announced(int go, uint32_t destination, const CUtensorMap *map, uint32_t barrier,
-                                      uint32_t bytes, int d, int s, int h, int b) {
-  mbarrier_arrive_expect_tx(go, barrier, bytes);
-  tma_load(go, destination, map, barrier, d, s, h, b);
-}
-static inline void tma_load_two_announced(int go, uint32_t first, uint32_t second, const CUtensorMap *map,
-                                          uint32_t barrier, uint32_t bytes, int d, int e, int s, int h, int b) {
-  tma_load_announced(go, first, map, barrier, bytes, d, s, h, b);
-  tma_load(go, second, map, barrier, e, s, h, b);
-}
-static inline void tma_prefetch_map(const CUtensorMap *) {}
+
+#include "common_ptx.cuh"
 
 /* Four 8x8 matrices: lane 8 m + i has the address of row i of matrix m, lane l gets two columns of row l / 4 of each.
  */
@@ -72,14 +61,8 @@ static inline void store_four(int go, void *to, const uint32_t *x) {
 }
 static inline void end_together() {}
 
-static inline void wgmma_fence() {}
 static inline void wgmma_commit() {}
 static inline void wgmma_wait(int) {}
-static inline uint32_t matrix_descriptor(uint32_t address, uint32_t leading) {
-  return (address & 0x3ffffu) >> 4 | (leading >> 4) << 16;
-}
-
-static inline float greater(float a, float b) { return a > b ? 1.f : 0.f; }
 
 /* To bfloat16, to nearest even. */
 static inline uint32_t element_of(float x) {

@@ -11,7 +11,6 @@ static inline uint32_t shared_address(const void *) { return sim::SHARED_ADDRESS
 static inline int warp_index() { return sim::warp_index(); }
 
 static inline void mbarrier_init(uint32_t barrier, int arrivals) { sim::mbarrier_init(barrier, arrivals); }
-static inline void fence_mbarrier_init() {}
 static inline void mbarrier_arrive_expect_tx(int go, uint32_t barrier, uint32_t bytes) {
   if (go) sim::mbarrier_arrive(barrier, bytes);
 }
@@ -45,26 +44,16 @@ static inline void bar_arrive(int go, int id, int threads) {
 }
 
 static inline void await_launches_before() { sim::await_launches_before(); }
-static inline void begin_launches_after() {}
 
 static inline void tma_load(int go, uint32_t destination, const CUtensorMap *map, uint32_t barrier, int d, int s, int h,
                             int b) {
   if (go) sim::load(destination, barrier, sim::Tile{map->tensor, d, s, h, b});
 }
-static inline void tma_load_announced(int go, uint32_t destination, const CUtensorMap *map, uint32_t barrier,
-                                      uint32_t bytes, int d, int s, int h, int b) {
-  mbarrier_arrive_expect_tx(go, barrier, bytes);
-  tma_load(go, destination, map, barrier, d, s, h, b);
-}
-static inline void tma_load_two_announced(int go, uint32_t first, uint32_t second, const CUtensorMap *map,
-                                          uint32_t barrier, uint32_t bytes, int d, int e, int s, int h, int b) {
-  tma_load_announced(go, first, map, barrier, bytes, d, s, h, b);
-  tma_load(go, second, map, barrier, e, s, h, b);
-}
 static inline void tma_load_2d(int go, uint32_t destination, const CUtensorMap *map, uint32_t barrier, int x, int y) {
   if (go) sim::load(destination, barrier, sim::Tile{map->tensor, x, y, 0, 0});
 }
-static inline void tma_prefetch_map(const CUtensorMap *) {}
+
+#include "common_ptx.cuh"
 
 static inline void fence_async_shared() { sim::fence_async(); }
 static inline void bulk_add(int go, void *to, uint32_t from, int bytes) {
@@ -90,14 +79,9 @@ static inline void store_four(int go, void *to, const uint32_t *x) {
 }
 static inline void end_together() { __syncthreads(); }
 
-static inline void wgmma_fence() {}
 static inline void wgmma_commit() { sim::commit_products(); }
 static inline void wgmma_wait(int pending) { sim::await_products(pending); }
-static inline uint32_t matrix_descriptor(uint32_t address, uint32_t leading) {
-  return (address & 0x3ffffu) >> 4 | (leading >> 4) << 16;
-}
 
-static inline float greater(float a, float b) { return a > b ? 1.f : 0.f; }
 static inline uint32_t pack_two(float low, float high) { return sim::element_of(low) | sim::element_of(high) << 16; }
 
 #endif
