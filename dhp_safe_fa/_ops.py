@@ -255,7 +255,7 @@ def attention_varlen_lse(
 
     Returns:
         out as :func:`attention_varlen`; lse, [Hq, query tokens], float32 (float64 for float64 inputs); where a row sees
-        no key its head's sink, or -inf without sinks. Both are differentiable.
+        no key its head's sink, or -inf without sinks; -inf in rows of no sequence. Both are differentiable.
 
     Raises:
         RuntimeError: as :func:`attention_varlen`.

@@ -173,6 +173,17 @@ def test_packed_and_in_pages(target: Target, rng: torch.Generator) -> None:
         assert same_bits(out[rows].transpose(0, 1)[None], want[0]) and same_bits(lse[None, :, rows], want[1])
 
 
+@pytest.mark.parametrize("dtype", [*DTYPE_NAMES, torch.float64], ids=str)
+def test_packed_rows_of_no_sequence(dtype: torch.dtype, rng: torch.Generator) -> None:
+    """They have no sink either, whereas a sequence without keys has."""
+    q, k, v = (normal(rng, (n, 2, 16), Target("cpu", torch.float32)).to(dtype) for n in (140, 6, 6))
+    sinks = sinks_of(rng, 2, torch.float64 if dtype == torch.float64 else torch.float32)
+    lengths = torch.tensor([0, 3, 5]).int(), torch.tensor([0, 6, 6]).int(), 3, 6
+    out, lse = dhp_safe_fa.attention_varlen_lse(q, k, v, *lengths, sinks=sinks)
+    assert (out[3:] == 0).all() and (lse[:, 5:] == -torch.inf).all() and lse[:, :3].isfinite().all()
+    torch.testing.assert_close(lse[:, 3:5], sinks[:, None].expand(2, 2))
+
+
 # ---- gradients ------------------------------------------------------------------------------------------------------
 
 

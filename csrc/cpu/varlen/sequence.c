@@ -32,6 +32,7 @@ dhp_cpu_sequence dhp_cpu_sequence_of(const dhp_varlen *args, int64_t b) {
   found.args.q = dhp_cpu_rows_from(&packed->q, first, queries);
   found.args.out = dhp_cpu_rows_from(&packed->out, first, queries);
   found.args.lse = (void *)dhp_cpu_lse_from(packed->lse, packed->q.dtype, first);
+  if (!is_sequence) found.args.sinks = NULL; /* rows of none have no term at all: their lse is -inf */
   if (args->page_table) {
     found.places.pages = args->page_table + b * args->page_table_width;
   } else {
