@@ -22,6 +22,15 @@ dhp_status dhp_backward_cpu(const dhp_backward *args, const dhp_executor *execut
   return status == DHP_OK ? dhp_cpu_backward(args, executor, error) : status;
 }
 
+dhp_status dhp_sinks_backward_check(const dhp_sinks_backward *args, int on_cuda, dhp_error *error) {
+  return dhp_check_sinks_gradient(args, on_cuda, error);
+}
+
+dhp_status dhp_sinks_backward_cpu(const dhp_sinks_backward *args, const dhp_executor *executor, dhp_error *error) {
+  const dhp_status status = dhp_sinks_backward_check(args, 0, error);
+  return status == DHP_OK ? dhp_cpu_sinks_backward(args, executor, error) : status;
+}
+
 dhp_status dhp_backward_cuda(const dhp_backward *args, int device, void *stream, dhp_error *error) {
   dhp_backward_plan plan;
   dhp_status status = dhp_plan_backward(args, &plan, error);

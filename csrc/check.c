@@ -120,13 +120,20 @@ static dhp_status check_call(const dhp_attention *args, form given, form keys, d
   return DHP_OK;
 }
 
-dhp_status dhp_check_cpu_head_dims(const dhp_attention *args, dhp_error *error) {
-  const dhp_tensor *const tensors[] = {&args->q, &args->v};
-  for (int i = 0; i < 2; i++)
-    if (tensors[i]->size[3] > DHP_CPU_MAX_HEAD_DIM)
-      return dhp_fail(error, DHP_UNSUPPORTED, "%s: head_dim %lld; supported on CPU: 1 to %d", i ? "v" : "q",
-                      (long long)tensors[i]->size[3], DHP_CPU_MAX_HEAD_DIM);
+static dhp_status check_cpu_head_dim(const char *name, const dhp_tensor *t, dhp_error *error) {
+  if (t->size[3] > DHP_CPU_MAX_HEAD_DIM)
+    return dhp_fail(error, DHP_UNSUPPORTED, "%s: head_dim %lld; supported on CPU: 1 to %d", name, (long long)t->size[3],
+                    DHP_CPU_MAX_HEAD_DIM);
   return DHP_OK;
+}
+
+dhp_status dhp_check_cpu_head_dims(const dhp_attention *args, dhp_error *error) {
+  const dhp_status status = check_cpu_head_dim("q", &args->q, error);
+  return status == DHP_OK ? check_cpu_head_dim("v", &args->v, error) : status;
+}
+
+static dhp_status refuse_cuda_sinks(dhp_error *error) {
+  return dhp_fail(error, DHP_UNSUPPORTED, "sinks: given; supported on CUDA: None");
 }
 
 dhp_status dhp_check_cuda_options(const dhp_attention *args, dhp_error *error) {
@@ -136,7 +143,7 @@ dhp_status dhp_check_cuda_options(const dhp_attention *args, dhp_error *error) {
                     (long long)args->window_left, (long long)args->window_right);
   if (args->softcap != 0.)
     return dhp_fail(error, DHP_UNSUPPORTED, "softcap: %g; supported on CUDA: none", args->softcap);
-  if (args->sinks) return dhp_fail(error, DHP_UNSUPPORTED, "sinks: given; supported on CUDA: None");
+  if (args->sinks) return refuse_cuda_sinks(error);
   if (args->v.size[3] != args->q.size[3])
     return dhp_fail(error, DHP_UNSUPPORTED, "v: head_dim %lld differs from q's %lld; supported on CUDA: equal ones",
                     (long long)args->v.size[3], (long long)args->q.size[3]);
@@ -186,4 +193,19 @@ dhp_status dhp_check_gradients(const dhp_backward *args, dhp_error *error) {
 
 dhp_status dhp_check_packed_gradients(const dhp_backward *args, dhp_error *error) {
   return check_gradients(args, PACKED, error);
+}
+
+dhp_status dhp_check_sinks_gradient(const dhp_sinks_backward *args, int on_cuda, dhp_error *error) {
+  const dhp_tensor *const out = &args->out, *const grad_out = &args->grad_out;
+  dhp_status status = check_tensor("out", out, out->dtype, BATCHED, error);
+  if (status != DHP_OK) return status;
+  if (grad_out->dtype != out->dtype)
+    return dhp_fail(error, DHP_INVALID_ARGUMENT, "grad_out: dtype %s differs from out's %s; they must agree",
+                    dhp_dtype_name(grad_out->dtype), dhp_dtype_name(out->dtype));
+  status = check_like("grad_out", grad_out, "out", out, BATCHED, error);
+  if (status != DHP_OK) return status;
+  if (!args->lse || (!args->sinks && out->size[1] > 0))
+    return dhp_fail(error, DHP_INVALID_ARGUMENT, "%s: missing; the gradient is computed from it",
+                    args->lse ? "sinks" : "lse");
+  return on_cuda ? refuse_cuda_sinks(error) : check_cpu_head_dim("out", out, error);
 }

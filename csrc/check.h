@@ -20,6 +20,9 @@ dhp_status dhp_check_gradients(const dhp_backward *args, dhp_error *error);
 /* The same of packed sequences, without pages. */
 dhp_status dhp_check_packed_gradients(const dhp_backward *args, dhp_error *error);
 
+/* The same of the gradient of sinks, all of it; on CUDA there is none. */
+dhp_status dhp_check_sinks_gradient(const dhp_sinks_backward *args, int on_cuda, dhp_error *error);
+
 /* Head dimensions that the CPU kernel serves. */
 dhp_status dhp_check_cpu_head_dims(const dhp_attention *args, dhp_error *error);
 

@@ -109,8 +109,8 @@ typedef struct dhp_varlen {
  *     dv = P^T grad_out,  dq = scale dS k,  dk = scale dS^T q,
  *
  * with a soft cap dS also times its slope, 1 - (capped score / softcap)^2. Sinks are in lse and out already, and are
- * not looked at. dk and dv summed over the query heads of a key head. Secret besides q, k and v: out, lse, grad_out,
- * grad_lse.
+ * not looked at; dhp_sinks_backward is about theirs. dk and dv summed over the query heads of a key head. Secret
+ * besides q, k and v: out, lse, grad_out, grad_lse.
  */
 typedef struct dhp_backward {
   dhp_attention forward; /* the call as it was made; its out and lse, both needed, are read */
@@ -131,6 +131,22 @@ typedef struct dhp_varlen_backward {
   dhp_tensor dq, dk, dv; /* shapes of q, k, v; data NULL: not wanted */
 } dhp_varlen_backward;
 
+/*
+ * The gradient of the sinks of a call, or of a packed one as a batch of one, given those of its results:
+ *
+ *     dsinks[h] = sum_b,i exp(sinks[h] - lse[b,h,i]) * (grad_lse - rowsum(grad_out * out))[b,h,i]
+ *
+ * over all rows, also those that see no key. A row whose lse is -inf has not even the sink as a term, and adds 0,
+ * whatever else it holds: no sinks of -inf, and no row of a packed call that belongs to no sequence, make a NaN.
+ * Secret: what all pointers lead to.
+ */
+typedef struct dhp_sinks_backward {
+  dhp_tensor out, grad_out;   /* [B, Hq, Sq, Dv] */
+  const void *lse, *grad_lse; /* [B, Hq, Sq] contiguous float32 (float64 where out is); grad_lse NULL: zero */
+  const void *sinks;          /* [Hq] contiguous, dtype as lse */
+  void *dsinks;               /* as sinks */
+} dhp_sinks_backward;
+
 /* Runs body(ctx, first, last) over a partition of [0, count), possibly in parallel, and returns when all is done. */
 typedef struct dhp_executor {
   void (*run)(void *self, int64_t count, void (*body)(void *ctx, int64_t first, int64_t last), void *ctx);
@@ -146,6 +162,8 @@ typedef struct dhp_executor {
 DHP_API dhp_status dhp_attention_check(const dhp_attention *args, int on_cuda, dhp_error *error);
 /* The same of dhp_backward_cpu and _cuda. */
 DHP_API dhp_status dhp_backward_check(const dhp_backward *args, int on_cuda, dhp_error *error);
+/* The same of dhp_sinks_backward_cpu. On CUDA there are no sinks. */
+DHP_API dhp_status dhp_sinks_backward_check(const dhp_sinks_backward *args, int on_cuda, dhp_error *error);
 
 /*
  * The same of dhp_varlen_cpu, but for what the lengths themselves say, which is found when it runs. On CUDA nothing is
@@ -164,6 +182,13 @@ DHP_API dhp_status dhp_varlen_backward_check(const dhp_varlen_backward *args, in
 DHP_API dhp_status dhp_attention_cpu(const dhp_attention *args, const dhp_executor *executor, dhp_error *error);
 
 DHP_API dhp_status dhp_backward_cpu(const dhp_backward *args, const dhp_executor *executor, dhp_error *error);
+
+/*
+ * Rows of a head are added up in an order that B and Sq alone decide. CT: time and addresses depend on shapes, strides,
+ * dtype, which pointers are NULL and the executor alone.
+ */
+DHP_API dhp_status dhp_sinks_backward_cpu(const dhp_sinks_backward *args, const dhp_executor *executor,
+                                          dhp_error *error);
 
 /* Lengths are public, and are checked before anything is written. */
 DHP_API dhp_status dhp_varlen_cpu(const dhp_varlen *args, const dhp_executor *executor, dhp_error *error);

@@ -103,13 +103,13 @@ def attention(
         softcap: each scaled score becomes softcap · tanh(score / softcap), as in Gemma 2. None, or 0: it stays. On the
             CPU alone.
         sinks: [Hq], float32 (float64 for float64 inputs); exp(sinks[h]) is one more term of the sum of each row of
-            query head h, with a value of 0, as in gpt-oss (Xiao et al., 2023, have learned keys for it). Not
-            differentiable. On the CPU alone.
+            query head h, with a value of 0, as in gpt-oss (Xiao et al., 2023, have learned keys for it). On the CPU
+            alone.
 
     Returns:
         [B, Hq, Sq, Dv], q's dtype, strides as torch.empty_like(q) where Dv is D, else contiguous. A row that sees no
-        key is 0. Differentiable, once and in reverse mode; where an input requires grad, the lse is kept beside q, k, v
-        and the result.
+        key is 0. Differentiable, sinks too, once and in reverse mode; where an input requires grad, the lse is kept
+        beside q, k, v and the result.
 
     Raises:
         RuntimeError: names the argument, what was given and what is supported. head_dim: 1 to 256 on CPU; on CUDA (a
@@ -199,8 +199,8 @@ def attention_varlen(
             began behind them: what seqused_k says counts them still. None with page_table.
 
     Returns:
-        [query tokens, Hq, Dv], contiguous, q's dtype. A row that sees no key is 0. Differentiable, once and in reverse
-        mode, but not with page_table; rows of no sequence, and keys that do not count, have gradient 0.
+        [query tokens, Hq, Dv], contiguous, q's dtype. A row that sees no key is 0. Differentiable, sinks too, once and
+        in reverse mode, but not with page_table; rows of no sequence, and keys that do not count, have gradient 0.
 
     Raises:
         RuntimeError: names the argument, what was given and what is supported. Lengths and pages are looked at before

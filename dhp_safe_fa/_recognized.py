@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 
 from dhp_safe_fa._operator.gradients import NODES
-from dhp_safe_fa._operator.schema import BACKWARD, OPERATORS, VARLEN, VARLEN_BACKWARD
+from dhp_safe_fa._operator.schema import BACKWARDS, OPERATORS, VARLEN
 
 torch_sdpa = F.scaled_dot_product_attention
 torch_multi_head = F.multi_head_attention_forward
@@ -29,7 +29,7 @@ def _named(namespace: Any, *names: str) -> tuple[Callable[..., Any], ...]:
 
 SDPA = (torch_sdpa, *_named(torch.ops.aten, "scaled_dot_product_attention"))
 OURS = _named(torch.ops.dhp, *OPERATORS, VARLEN)
-OUR_BACKWARD = _named(torch.ops.dhp, BACKWARD, VARLEN_BACKWARD)
+OUR_BACKWARD = _named(torch.ops.dhp, *BACKWARDS)
 # Attention fused with the layer around it. Eager code does not choose these under a mode, compiled code does.
 _NATIVE_HEADS = _named(torch.ops.aten, "_native_multi_head_attention", "_triton_multi_head_attention")
 FUSED = (*_named(torch.ops.aten, "_transformer_encoder_layer_fwd"), *_NATIVE_HEADS)
@@ -119,7 +119,7 @@ def attention_in_script(graph: object) -> str | None:
     for name in re.findall(r"\b([a-zA-Z_]\w*::\w+)", str(graph)):
         if name == "prim::CallMethod":  # what could not be inlined: a method of whatever implements an interface
             return str(name)
-        ours = (*OPERATORS, VARLEN, BACKWARD, VARLEN_BACKWARD)
+        ours = (*OPERATORS, VARLEN, *BACKWARDS)
         if _ATTENTION.search(name) and name.removeprefix("dhp::") not in ours:
             return str(name)
     return None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -258,6 +258,40 @@ def reference_gradients(
     for gradient, bound in zip(found, bounds, strict=True):
         bound += ROUNDOFF[dtype] * gradient.abs() + smallest
     return ReferenceGradients(found[0], found[1], found[2], (bounds[0], bounds[1], bounds[2]))
+
+
+def reference_sinks_gradient(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    sinks: Tensor,
+    grad_out: Tensor,
+    grad_lse: Tensor | None = None,
+    **options: Any,
+) -> tuple[Tensor, Tensor]:
+    """[Hq], float64: the gradient of sinks for those of attention_lse's results; and how far rounding may take it.
+
+    Options are those of :func:`reference`. A row of lse -inf, which has no sink either, adds nothing.
+    """
+    expected = reference(q, k, v, sinks=sinks, **options)
+    grad_out, dtype = grad_out.double(), q.dtype
+    grad_lse = torch.zeros_like(expected.lse) if grad_lse is None else grad_lse.double()
+    p = (sinks.double()[:, None] - expected.lse).exp()
+    rows = p * (grad_lse - (grad_out * expected.out).sum(dim=-1))
+
+    # As of a probability, and of out in delta.
+    float32 = min(FLOAT32_ROUNDOFF, ROUNDOFF[dtype])
+    score_error = float32 / FLOAT32_ROUNDOFF * expected.score_error(8 + 4 * math.sqrt(q.shape[3]))
+    relative = 3 * ROUNDOFF[dtype] + 2 * torch.expm1(score_error)
+    relative = relative + float32 * (64 + 2 * expected.lse.abs() + 2 * math.sqrt(v.shape[3] + k.shape[2]))
+    bound = p * relative * ((grad_out.abs() * expected.magnitude).sum(dim=-1) + grad_lse.abs())
+    is_empty = expected.lse == -math.inf
+    return tuple(t.masked_fill(is_empty, 0.0).sum(dim=(0, 2)) for t in (rows, bound))  # type: ignore[return-value]
+
+
+def assert_sinks_gradient_matches(got: Tensor, want: tuple[Tensor, Tensor]) -> None:
+    """Within the rounding error that its own inputs allow; NaN and Inf are in place."""
+    _assert_within("dsinks", got, want[0], want[1] + ROUNDOFF[got.dtype] * want[0].abs())
 
 
 def assert_gradients_match(got: Sequence[Tensor], want: ReferenceGradients) -> None:

@@ -10,7 +10,7 @@
 #include "segments.h"
 
 enum {
-  DHP_CPU_TILE_Q = 128, /* query rows: changes no bit of the result */
+  DHP_CPU_TILE_Q = 128, /* query rows: changes no bit but of the gradient of sinks, whose sums over rows it groups */
   DHP_CPU_TILE_K = 96,  /* keys a step: sums over keys are grouped by it, so the bits depend on it */
   DHP_CPU_TILE_D = 64,  /* inner products are grouped by it: it keeps a block of q in the first-level cache */
   /* Query rows, of several heads if those of one are fewer, that are attended to with keys in the lanes (tile_few.h):
@@ -93,6 +93,8 @@ typedef struct dhp_cpu_kernel {
   void (*query_gradient)(const dhp_cpu_gradient_rows *rows, dhp_cpu_scratch *scratch);
   /* Writes dk and dv, where wanted, of these rows of keys, over all heads that read them. */
   void (*key_gradients)(const dhp_cpu_gradient_rows *rows, dhp_cpu_scratch *scratch);
+  /* What these rows of queries add to the gradient of their head's sink; needs no mask, and no rows but args'. */
+  double (*sink_gradient)(const dhp_cpu_gradient_rows *rows, dhp_cpu_scratch *scratch);
 } dhp_cpu_kernel;
 
 #if defined(__x86_64__)
@@ -171,5 +173,8 @@ dhp_status dhp_cpu_backward_with(const dhp_cpu_kernel *kernel, const dhp_backwar
 /* The same of dhp_cpu_varlen_backward. */
 dhp_status dhp_cpu_varlen_backward_with(const dhp_cpu_kernel *kernel, const dhp_varlen_backward *args,
                                         const dhp_executor *executor, dhp_error *error);
+/* The same of dhp_cpu_sinks_backward; float64 has no kernels. */
+dhp_status dhp_cpu_sinks_backward_with(const dhp_cpu_kernel *kernel, const dhp_sinks_backward *args,
+                                       const dhp_executor *executor, dhp_error *error);
 
 #endif

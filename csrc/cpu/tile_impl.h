@@ -24,7 +24,7 @@
 #include "tile_segments.h"
 #include "tile_softcap.h"
 #include "tile_values.h"
-#include "backward/tile_gradients.h"
+#include "backward/tile_sinks.h"
 
 /* out / sum and lse. Rows that see no key (public) get 0 and -inf, or the sink. */
 static void write_results(const dhp_cpu_rows *rows, const dhp_key_range seen[DHP_CPU_TILE_Q], int queries,
@@ -142,4 +142,4 @@ static void fold_segments(const dhp_cpu_rows *rows, const dhp_cpu_partial *parti
 }
 
 const dhp_cpu_kernel DHP_CPU_KERNEL = {DHP_INSTRUCTIONS, attend,         attend_segment, fold_segments,
-                                       sum_rows,         query_gradient, key_gradients};
+                                       sum_rows,         query_gradient, key_gradients,  sink_gradient};

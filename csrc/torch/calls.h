@@ -65,6 +65,15 @@ void backward(const Call &call, const Gradients &gradients, Tensor results[3]);
 
 void backward(const VarlenCall &call, const Gradients &gradients, Tensor results[3]);
 
+/* A call whose sinks have a gradient, as far as that depends on it; its tensors on one device. */
+struct SinksCall {
+  Tensor grad_out, out, lse, sinks;
+  std::optional<Tensor> grad_lse;
+};
+
+/* [Hq], in the dtype of lse. */
+Tensor sinks_backward(const SinksCall &call);
+
 } // namespace dhp
 
 #endif

@@ -75,6 +75,15 @@ void attention_backward(StableIValue *stack, uint64_t arguments, uint64_t) {
   });
 }
 
+void attention_sinks_backward(StableIValue *stack, uint64_t arguments, uint64_t) {
+  run_as("attention_sinks_backward", [=] {
+    check_arguments(arguments, 5);
+    stack[0] = values::from(
+        sinks_backward({tensor("grad_out", stack[0]), tensor("out", stack[1]), given("lse", stack[2], "[B, H, S]"),
+                        given("sinks", stack[3], "[H]"), values::to<std::optional<Tensor>>(stack[4])}));
+  });
+}
+
 const char *const packed_rows = "[tokens, H, D]";
 
 /* q, k and v, and what follows the tensors. */
@@ -128,6 +137,7 @@ void implement(torch::stable::detail::StableLibrary &library) {
   library.impl("attention", &attention);
   library.impl("attention_lse", &attention_lse);
   library.impl("attention_backward", &attention_backward);
+  library.impl("attention_sinks_backward", &attention_sinks_backward);
   library.impl("attention_varlen", &attention_varlen);
   library.impl("attention_varlen_backward", &attention_varlen_backward);
 }

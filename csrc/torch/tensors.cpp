@@ -20,9 +20,9 @@ Tensor given(const char *name, StableIValue value, const char *shape) {
   return t;
 }
 
-void check_same_device(const char *name, const Tensor &t, const Tensor &q) {
+void check_same_device(const char *name, const Tensor &t, const Tensor &q, const char *model) {
   if (t.is_cuda() != q.is_cuda() || t.get_device_index() != q.get_device_index())
-    fail(std::string(name) + ": on another device than q; all tensors must be on the same device");
+    fail(std::string(name) + ": on another device than " + model + "; all tensors must be on the same device");
 }
 
 /* ---- what a tensor is -------------------------------------------------------------------------------------------- */

@@ -31,8 +31,8 @@ void check(AOTITorchError code);
 /* Python's None arrives as a tensor that is not defined. `shape` says what was expected, in words. */
 Tensor given(const char *name, StableIValue value, const char *shape);
 
-/* On q's device, or refused. */
-void check_same_device(const char *name, const Tensor &t, const Tensor &q);
+/* On q's device, or refused; `model`: what q is called. */
+void check_same_device(const char *name, const Tensor &t, const Tensor &q, const char *model = "q");
 
 /* As Python calls it. */
 std::string dtype_name(ScalarType dtype);

@@ -17,6 +17,7 @@ from dhp_safe_fa._operator.schema import (
     DTYPES,
     LIBRARY,
     PAGE_SIZES,
+    SINKS_BACKWARD,
     VARLEN,
     VARLEN_BACKWARD,
     refuse,
@@ -48,10 +49,10 @@ class _Checks:
             if tensor is None:  # the schema's Tensor lets it through
                 self.refuse(f"{name}: None; expected a tensor {shape}")
 
-    def on_device_of(self, q: Tensor, **tensors: Tensor) -> None:
+    def on_device_of(self, q: Tensor, model_name: str = "q", **tensors: Tensor | None) -> None:
         for name, tensor in tensors.items():
-            if tensor.device != q.device:
-                self.refuse(f"{name}: on another device than q; all tensors must be on the same device")
+            if tensor is not None and tensor.device != q.device:
+                self.refuse(f"{name}: on another device than {model_name}; all tensors must be on the same device")
 
     def described(self, rank: int = 4, shape: str = "[B, H, S, D]", *, why: str = "", **tensors: Tensor) -> None:
         for name, tensor in tensors.items():
@@ -129,10 +130,12 @@ class _Checks:
             if tensor.dtype != torch.int32:
                 self.refuse(f"{name}: dtype {_dtype(tensor)}; expected int32")
 
-    def like(self, model: Tensor, model_name: str, **tensors: Tensor) -> None:
+    def like(self, model: Tensor, model_name: str, of_dtype: str = "q", **tensors: Tensor) -> None:
+        """of_dtype: what is said to have the model's dtype."""
         for name, tensor in tensors.items():
             if tensor.dtype != model.dtype:
-                self.refuse(f"{name}: dtype {_dtype(tensor)} differs from q's {_dtype(model)}; they must agree")
+                differ = f"dtype {_dtype(tensor)} differs from {of_dtype}'s {_dtype(model)}"
+                self.refuse(f"{name}: {differ}; they must agree")
             for dim in range(model.dim()):
                 if tensor.size(dim) != model.size(dim):
                     shapes = f"shape {list(tensor.shape)} differs from {model_name}'s {list(model.shape)}"
@@ -206,7 +209,7 @@ def _attention_lse(q: Tensor, k: Tensor, v: Tensor, *options: object, **named: o
 def _gradients(checks: _Checks, call: SimpleNamespace, rank: int, shape: str, row_sizes: Sequence[int]) -> None:
     """What a backward is given beside its forward's inputs; shape, of this rank: of grad_out and out, in words."""
     tensors = {"grad_out": call.grad_out, "out": call.out, "lse": call.lse, "grad_lse": call.grad_lse}
-    checks.on_device_of(call.q, **{name: tensor for name, tensor in tensors.items() if tensor is not None})
+    checks.on_device_of(call.q, **tensors)
     checks.described(rank, shape, grad_out=call.grad_out, out=call.out)
     checks.rows_of(call.q, row_sizes, lse=call.lse, grad_lse=call.grad_lse)
 
@@ -233,6 +236,22 @@ def _backward(*given: Any, **named: Any) -> tuple[Tensor, Tensor, Tensor]:
     return dq, dk, dv
 
 
+@torch.library.register_fake(f"dhp::{SINKS_BACKWARD}", lib=LIBRARY)  # type: ignore[untyped-decorator]
+def _sinks_backward(
+    grad_out: Tensor, out: Tensor, lse: Tensor, sinks: Tensor, grad_lse: Tensor | None = None
+) -> Tensor:
+    checks = _Checks(SINKS_BACKWARD)
+    checks.given("[B, H, S, D]", grad_out=grad_out, out=out)
+    checks.given("[B, H, S]", lse=lse)
+    checks.given("[H]", sinks=sinks)
+    checks.on_device_of(out, "out", grad_out=grad_out, lse=lse, sinks=sinks, grad_lse=grad_lse)
+    checks.described(out=out, grad_out=grad_out)
+    checks.rows_of(out, out.shape[:3], lse=lse, grad_lse=grad_lse)
+    checks.sinks(out, sinks)
+    checks.like(out, "out", "out", grad_out=grad_out)
+    return out.new_empty([out.size(1)], dtype=row_dtype(out))
+
+
 # ---- packed sequences ------------------------------------------------------------------------------------------------
 
 
@@ -251,7 +270,7 @@ def _check_packed(checks: _Checks, call: SimpleNamespace) -> None:
     if cu_seqlens_q.dim() != 1 or cu_seqlens_q.size(0) < 1:
         checks.refuse(f"cu_seqlens_q: shape {list(cu_seqlens_q.shape)}; expected [sequences + 1]")
     metadata = {name: getattr(call, name) for name in METADATA}
-    checks.on_device_of(q, **{name: tensor for name, tensor in metadata.items() if tensor is not None})
+    checks.on_device_of(q, **metadata)
     if call.cu_seqlens_k is not None and call.page_table is not None:
         checks.refuse("cu_seqlens_k: given beside page_table; supported: one of them")
     if call.cu_seqlens_k is None and call.page_table is None:

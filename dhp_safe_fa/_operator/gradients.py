@@ -2,8 +2,9 @@
 
 Where an input requires grad, attention runs as attention_lse and keeps q, k, v, out and lse; a backward pass then
 calls attention_backward, once, for the gradients that are needed. attention_varlen, which has its lse, keeps its
-lengths, too, and calls attention_varlen_backward. Nothing else computes or keeps more than the operator that was
-called. Gradients of gradients and forward mode are refused.
+lengths, too, and calls attention_varlen_backward. Sinks that require grad, of either, get theirs by
+attention_sinks_backward. Nothing else computes or keeps more than the operator that was called. Gradients of gradients
+and forward mode are refused.
 """
 
 from __future__ import annotations
@@ -18,7 +19,16 @@ from torch._functorch.utils import enable_single_level_autograd_function
 from torch.autograd import forward_ad
 from torch.autograd.function import _SingleLevelFunction
 
-from dhp_safe_fa._operator.schema import BACKWARD, LIBRARY, OPERATORS, VARLEN, VARLEN_BACKWARD, refuse
+from dhp_safe_fa._operator.schema import (
+    BACKWARD,
+    BACKWARDS,
+    LIBRARY,
+    OPERATORS,
+    SINKS_BACKWARD,
+    VARLEN,
+    VARLEN_BACKWARD,
+    refuse,
+)
 
 _AFTER_AUTOGRAD = torch._C._after_autograd_keyset
 
@@ -43,6 +53,7 @@ class Derivative(NamedTuple):
 
 _ATTENTION = Derivative.of("attention", "attention_lse", BACKWARD)
 _VARLEN = Derivative.of(VARLEN, VARLEN, VARLEN_BACKWARD)
+_sinks_backward = getattr(torch.ops.dhp, SINKS_BACKWARD).default
 
 
 def _refuse_forward_mode(operator: str) -> NoReturn:
@@ -75,29 +86,42 @@ class DhpAttention(_SingleLevelFunction):
 
     @staticmethod
     def backward(ctx: Any, grad_out: Tensor | None, grad_lse: Tensor | None) -> Any:
-        unneeded = (None,) * (2 + len(ctx.numbers))
         if grad_out is None and grad_lse is None:
-            return unneeded
+            return (None,) * (2 + len(ctx.numbers))
         out, lse, *tensors = ctx.saved_tensors
         following = iter(tensors)
         q, k, v, *options = (next(following) if number is None else number[0] for number in ctx.numbers)
         if grad_out is None:
             grad_out = torch.zeros_like(out)
-        needed = ctx.needs_input_grad[2:5]
-        given = ctx.derivative.options | dict(zip(ctx.derivative.options, options, strict=False))
-        del given["sinks"]  # which are in the lse
-        names = {f"need_d{name}": need for name, need in zip("qkv", needed, strict=True)}
-        found = ctx.derivative.backward(grad_out, q, k, v, out, lse, **given, grad_lse=grad_lse, **names)
-        gradients = (gradient if need else None for need, gradient in zip(needed, found, strict=True))
-        return None, None, *gradients, *unneeded[5:]
+        derivative = ctx.derivative
+        given = derivative.options | dict(zip(derivative.options, options, strict=False))
+        sinks = given.pop("sinks")  # which are in the lse
+        needed = dict(zip(("q", "k", "v", *derivative.options), ctx.needs_input_grad[2:], strict=False))
+        gradients: dict[str, Tensor] = {}
+        if any(needed[name] for name in "qkv"):
+            names = {f"need_d{name}": needed[name] for name in "qkv"}
+            found = derivative.backward(grad_out, q, k, v, out, lse, **given, grad_lse=grad_lse, **names)
+            gradients |= zip("qkv", found, strict=True)
+        if needed.get("sinks"):
+            gradients["sinks"] = _sinks_gradient(derivative.name, grad_out, out, lse, sinks, grad_lse)
+        return None, None, *(gradients[name] if need else None for name, need in needed.items())
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> NoReturn:
         _refuse_forward_mode(ctx.derivative.name)
 
 
+def _sinks_gradient(
+    operator: str, grad_out: Tensor, out: Tensor, lse: Tensor, sinks: Tensor, grad_lse: Tensor | None
+) -> Tensor:
+    if operator == VARLEN:  # one batch: it does not matter which rows are a sequence
+        grad_out, out = (t.transpose(0, 1).unsqueeze(0) for t in (grad_out, out))
+        lse, grad_lse = lse.unsqueeze(0), None if grad_lse is None else grad_lse.unsqueeze(0)
+    return _sinks_backward(grad_out, out, lse, sinks, grad_lse)  # type: ignore[no-any-return]
+
+
 class DhpAttentionGradients(_SingleLevelFunction):
-    """(dq, dk, dv), which cannot be differentiated once more."""
+    """(dq, dk, dv), or the gradient of sinks: none can be differentiated once more."""
 
     @staticmethod
     def forward(ctx: Any, run: Run, name: str, *arguments: Any) -> Any:
@@ -122,7 +146,7 @@ def is_recorded(arguments: Sequence[Any]) -> bool:
 
 def record(name: str, run: Run, arguments: Sequence[Any]) -> Any:
     """A call of the operator as a node of autograd's graph."""
-    if name in (BACKWARD, VARLEN_BACKWARD):
+    if name in BACKWARDS:
         return _apply(DhpAttentionGradients, run, name, *arguments)
     derivative = _VARLEN if name == VARLEN else _ATTENTION
     _refuse_undifferentiable(name, arguments, dict(zip(derivative.options, arguments[3:], strict=False)))
@@ -136,8 +160,6 @@ def _refuse_undifferentiable(name: str, arguments: Sequence[Any], options: Mappi
     if options.get("page_table") is not None:
         supported = "cu_seqlens_k in its place, calls under torch.no_grad(), or of tensors without grad"
         refuse(name, f"page_table: given, but a cache in pages has no gradients; supported: {supported}")
-    if options.get("sinks") is not None and options["sinks"].requires_grad:
-        refuse(name, "sinks: require grad; supported: gradients of q, k and v (sinks.detach() for these)")
 
 
 def _apply(function: Any, *arguments: Any) -> Any:
@@ -166,5 +188,5 @@ def _kernel(name: str) -> Callable[..., Any]:
     return kernel
 
 
-for _name in (*OPERATORS, BACKWARD, VARLEN, VARLEN_BACKWARD):
+for _name in (*OPERATORS, VARLEN, *BACKWARDS):
     LIBRARY.impl(_name, _kernel(_name), "Autograd", with_keyset=True)

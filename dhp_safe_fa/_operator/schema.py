@@ -14,16 +14,19 @@ import torch
 # what it alone is given in between.
 _FIRST = "bool is_causal=False, float? scale=None, int causal_offset=0"
 _LATER = "int window_left=-1, int window_right=-1, float? softcap=None"
-# The last option, which the forward alone has: of a backward sinks are in the lse.
+# The last option, which the forward alone has: of a backward sinks are in the lse, and their gradient is apart.
 _SINKS = "Tensor? sinks=None"
 # Every operator that computes attention, and what it returns. Autocast, vmap, policies and DTensor's rules go by this
 # list.
 OPERATORS = {"attention": "Tensor", "attention_lse": "(Tensor out, Tensor lse)"}
 # Their derivative. A gradient that is not needed comes as an empty tensor, of size [0].
 BACKWARD = "attention_backward"
+# The gradient of sinks, of either: [H].
+SINKS_BACKWARD = "attention_sinks_backward"
 # Attention within packed sequences, on the CPU, and its derivative.
 VARLEN = "attention_varlen"
 VARLEN_BACKWARD = "attention_varlen_backward"
+BACKWARDS = (BACKWARD, VARLEN_BACKWARD, SINKS_BACKWARD)
 _VARLEN_OPTIONS = (
     "Tensor cu_seqlens_q, Tensor? cu_seqlens_k, int max_seqlen_q, int max_seqlen_k, "
     "bool is_causal=False, float? scale=None, bool is_bottom_right=True, int window_left=-1, int window_right=-1, "
@@ -50,6 +53,9 @@ SCHEMAS += [
         (VARLEN_BACKWARD, f"{_VARLEN_OPTIONS}, {_NEEDED}"),
     )
 ]
+SCHEMAS.append(
+    f"{SINKS_BACKWARD}(Tensor grad_out, Tensor out, Tensor lse, Tensor sinks, Tensor? grad_lse=None) -> Tensor"
+)
 for _schema in SCHEMAS:
     LIBRARY.define(_schema, tags=(torch.Tag.pt2_compliant_tag,))
 

@@ -1,5 +1,4 @@
-"""torch.func: vmap becomes more batches, or heads of packed sequences; grad, vjp and jvp are autograd on tensors of
-one level."""
+"""torch.func: vmap becomes more batches, or heads; grad, vjp and jvp are autograd on tensors of one level."""
 
 from __future__ import annotations
 
@@ -12,7 +11,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from dhp_safe_fa._operator.gradients import is_recorded, record
-from dhp_safe_fa._operator.schema import BACKWARD, LIBRARY, OPERATORS, VARLEN, VARLEN_BACKWARD, refuse
+from dhp_safe_fa._operator.schema import BACKWARD, BACKWARDS, LIBRARY, OPERATORS, SINKS_BACKWARD, VARLEN, refuse
 
 
 def _rule(name: str) -> Callable[..., Any]:
@@ -73,8 +72,10 @@ class _Folding(NamedTuple):
 _ROWS, _SUMS = ("q", "k", "v", "out", "grad_out"), ("lse", "grad_lse")
 # More batches.
 _BATCHED = _Folding(dict.fromkeys(_ROWS, "[B, H, S, D]") | dict.fromkeys(_SUMS, "[B, H, S]"), 0)
-# More heads, of which each reads its own key head as before: sequences are the same for all. The head comes last but
-# one everywhere.
+# More heads, of which each reads its own key head as before: where each call has sinks, or a gradient of them, of its
+# own. The head comes second; sinks have no other dimension, which is number 1 of 1 all the same.
+_HEADS = _Folding({**_BATCHED.shapes, "sinks": "[H]"}, 1)
+# The same of packed sequences, which are the same for all. The head comes last but one everywhere.
 _PACKED = _Folding(dict.fromkeys(_ROWS, "[tokens, H, D]") | dict.fromkeys(_SUMS, "[H, tokens]") | {"sinks": "[H]"}, -2)
 _PAGED = _Folding({**_PACKED.shapes, **dict.fromkeys("kv", "[pages, page_size, H, D]")}, -2)
 
@@ -89,9 +90,7 @@ def _mapped(name: str, operator: Any, transform: Any, arguments: tuple[Any, ...]
 
     unwrapped = [unwrap(argument) for argument in arguments]
     named = dict(zip((argument.name for argument in operator._schema.arguments), unwrapped, strict=False))
-    folding = _BATCHED if name in (*OPERATORS, BACKWARD) else _PACKED
-    if named.get("page_table", (None, None))[0] is not None:
-        folding = _PAGED
+    folding = _folding_of(name, named)
     with transform.lower():
         if all(dim is None for _, dim in unwrapped):
             return operator(*(argument for argument, _ in unwrapped))
@@ -100,6 +99,15 @@ def _mapped(name: str, operator: Any, transform: Any, arguments: tuple[Any, ...]
     add = torch._C._functorch._add_batch_dim
     mapped = [output if dim is None else add(output, dim, level) for output, dim in outputs]
     return mapped[0] if isinstance(result, Tensor) else tuple(mapped)
+
+
+def _folding_of(name: str, named: Mapping[str, tuple[Any, int | None]]) -> _Folding:
+    """Of a call of the operator whose arguments are mapped over these dimensions."""
+    nothing = None, None
+    if name in (*OPERATORS, BACKWARD, SINKS_BACKWARD):
+        has_own_sinks = name == SINKS_BACKWARD or named.get("sinks", nothing)[1] is not None
+        return _HEADS if has_own_sinks else _BATCHED
+    return _PACKED if named.get("page_table", nothing)[0] is None else _PAGED
 
 
 def _folded(operator: str, folding: _Folding, size: int, name: str, argument: Any, dim: int | None) -> Any:
@@ -119,11 +127,11 @@ def _folded(operator: str, folding: _Folding, size: int, name: str, argument: An
 
 def _unfolded(folding: _Folding, size: int, output: Tensor) -> tuple[Tensor, int | None]:
     """A result of the N calls, and which of its dimensions they lie along; None: a gradient that nobody needs."""
-    if output.dim() == 1:
+    if output.dim() == 1 and output.numel() == 0:
         return output, None
     place = folding.dim % output.dim()
     return output.unflatten(place, (size, output.size(place) // size)), place
 
 
-for _name in (*OPERATORS, BACKWARD, VARLEN, VARLEN_BACKWARD):
+for _name in (*OPERATORS, VARLEN, *BACKWARDS):
     LIBRARY.impl(_name, _rule(_name), "FuncTorchDynamicLayerFrontMode")

@@ -8,7 +8,8 @@ with one key head, q sharded over the heads and k, v replicated. Other placement
 for any operator. Outputs lie as q does.
 
 Gradients likewise, but that the key head shared by all ranks has the query heads gathered: its gradients are sums over
-them, in the order of one process, and so every gradient has the bits that it has there.
+them, in the order of one process, and so every gradient has the bits that it has there. So are batches for the gradient
+of sinks.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import torch
 from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.experimental import register_sharding
 
-from dhp_safe_fa._operator.schema import BACKWARD, OPERATORS
+from dhp_safe_fa._operator.schema import BACKWARD, OPERATORS, SINKS_BACKWARD
 
 Ways = list[tuple[list[Any], list[Any]]]
 
@@ -59,9 +60,21 @@ def _backward_rule(grad_out: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, *o
     return ways
 
 
+def _sinks_rule(grad_out: Any, _out: Any, _lse: Any, _sinks: Any, *grad_lse: Any) -> Ways:
+    """A head's is a sum over the batch, in the order of one process."""
+    ways: list[tuple[Any, Any]] = [(Replicate(), Replicate())]
+    if grad_out.shape[1] % grad_out.mesh.size() == 0:
+        ways.append((Shard(1), Shard(0)))
+    return [
+        ([sinks], [rows, rows, rows, sinks, *(None if given is None else rows for given in grad_lse)])
+        for rows, sinks in ways
+    ]
+
+
 for _name in OPERATORS:
     _operator = getattr(torch.ops.dhp, _name).default
     register_sharding(_operator)(_forward_rule(outputs=len(_operator._schema.returns)))
 _backward = getattr(torch.ops.dhp, BACKWARD).default
 _BACKWARD_OPTIONS = [argument.name for argument in _backward._schema.arguments[6:]]
 register_sharding(_backward)(_backward_rule)
+register_sharding(getattr(torch.ops.dhp, SINKS_BACKWARD).default)(_sinks_rule)

@@ -1,4 +1,5 @@
-"""Forms of attention beside masks: soft caps, sinks, and values of a head_dim of their own."""
+"""Forms of attention beside masks: soft caps, sinks, and values of a head_dim of their own. Gradients of sinks are in
+test_sinks_gradients.py."""
 
 from __future__ import annotations
 
@@ -237,20 +238,6 @@ def test_recorded_vmapped_and_compiled(rng: torch.Generator) -> None:
     torch.compiler.reset()
     compiled = torch.compile(dhp_safe_fa.attention, fullgraph=True, backend="aot_eager")
     assert same_bits(compiled(q, k, v, **options), out.detach())
-
-
-def test_sinks_have_no_gradient(rng: torch.Generator) -> None:
-    q, k, v = qkv(rng, Target("cpu", torch.float32), 1, 2, 2, 5, 6, 8)
-    sinks = torch.zeros(2, requires_grad=True)
-    for call in (dhp_safe_fa.attention, dhp_safe_fa.attention_lse):
-        with pytest.raises(
-            RuntimeError, match=r"sinks: require grad; supported: gradients of q, k and v \(sinks.detach"
-        ):
-            call(q, k, v, sinks=sinks)
-        with torch.no_grad():
-            call(q, k, v, sinks=sinks)
-    with pytest.raises(RuntimeError, match="sinks: mapped by vmap; supported: the same for all"):
-        torch.func.vmap(lambda s: dhp_safe_fa.attention(q, k, v, sinks=s))(torch.zeros(3, 2))
 
 
 # ---- errors ---------------------------------------------------------------------------------------------------------

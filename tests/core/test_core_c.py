@@ -165,7 +165,7 @@ def never_executed(program: Path, kernel: str, *arguments: str) -> list[str]:
     report = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
     sources = [file for file in report["files"] if Path(file["file"]).resolve().is_relative_to(ROOT / "csrc")]
     names = {Path(file["file"]).name for file in sources}
-    tiles = {f"tile_{part}.h" for part in ("impl", "few", "scores", "segments", "values", "gradients")}
+    tiles = {f"tile_{part}.h" for part in ("impl", "few", "scores", "segments", "values", "gradients", "sinks")}
     assert tiles <= names
     return [
         f"{Path(file['file']).name}:{line['line_number']} ({line['function_name']})"

@@ -21,6 +21,7 @@ def check() -> None:
     check_placements()
     check_forms()
     check_gradients()
+    check_gradients_of_sinks()
 
 
 def check_placements() -> None:
@@ -117,6 +118,36 @@ def check_gradients() -> None:
                 if got.grad is not None and want.grad is not None:
                     assert not silent or got.grad.placements == (placement,), case
                     assert same_bits(got.grad.full_tensor(), want.grad), case
+
+
+def check_gradients_of_sinks() -> None:
+    """As those of q, k and v; a sum over the batch is silent only where each process has all of a head."""
+    from torch.distributed.tensor import Replicate, Shard, distribute_tensor, init_device_mesh
+    from torch.distributed.tensor.debug import CommDebugMode
+
+    mesh = init_device_mesh("cpu", (PROCESSES,))
+    rng = torch.Generator().manual_seed(7)
+    tensors = [torch.randn(3, heads, rows, 16, generator=rng) for heads, rows in ((4, 5), (2, 7), (2, 7))]
+    tensors.append(torch.randn(4, generator=rng))
+    cases = [(Shard(1), Shard(0), True), (Replicate(), Replicate(), True), (Shard(0), Replicate(), False)]
+    for with_lse in (False, True):
+
+        def loss(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, sinks: torch.Tensor) -> torch.Tensor:
+            out, lse = dhp_safe_fa.attention_lse(q, k, v, sinks=sinks, **CAUSAL)
+            return (out * out).sum() + (lse.sum() if with_lse else 0.0)  # noqa: B023 (called within the loop)
+
+        leaves = [t.clone().requires_grad_() for t in tensors]
+        loss(*leaves).backward()
+        for rows, of_sinks, silent in cases:
+            placements = [rows, rows, rows, of_sinks]
+            sharded = [distribute_tensor(t, mesh, [p]) for t, p in zip(tensors, placements, strict=True)]
+            sharded = [t.requires_grad_() for t in sharded]
+            result = loss(*sharded)
+            with CommDebugMode() as communication:
+                result.backward()
+            assert (communication.get_total_counts() == 0) == silent, rows
+            for got, want in zip(sharded, leaves, strict=True):
+                assert same_bits(got.grad.full_tensor(), want.grad), rows
 
 
 def test_two_processes(tmp_path: Path) -> None:

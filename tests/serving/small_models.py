@@ -58,9 +58,9 @@ GREEDY: dict[str, Any] = {"max_new_tokens": 12, "do_sample": False}
 
 
 def with_sinks(model: GptOssForCausalLM) -> GptOssForCausalLM:
-    """Sinks that are felt, and have no gradient, as attention's have none."""
+    """Sinks that are felt."""
     for layer in model.model.layers:
-        torch.nn.init.normal_(layer.self_attn.sinks, 1.0).requires_grad_(False)
+        torch.nn.init.normal_(layer.self_attn.sinks, 1.0)
     return model
 
 

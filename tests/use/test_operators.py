@@ -22,14 +22,17 @@ SCHEMAS = {
     "attention_backward": "dhp::attention_backward(Tensor grad_out, Tensor q, Tensor k, Tensor v, Tensor out, "
     f"Tensor lse, {FIRST}, Tensor? grad_lse=None, bool need_dq=True, bool need_dk=True, bool need_dv=True, {LATER})"
     " -> (Tensor dq, Tensor dk, Tensor dv)",
+    "attention_sinks_backward": "dhp::attention_sinks_backward(Tensor grad_out, Tensor out, Tensor lse, Tensor sinks, "
+    "Tensor? grad_lse=None) -> Tensor",
 }
 BACKWARD = torch.ops.dhp.attention_backward.default
+SINKS_BACKWARD = torch.ops.dhp.attention_sinks_backward.default
 
 
 # ---- registration ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("operator", [*OPERATORS, BACKWARD], ids=lambda operator: operator.name())
+@pytest.mark.parametrize("operator", [*OPERATORS, BACKWARD, SINKS_BACKWARD], ids=lambda operator: operator.name())
 def test_schema(operator: Any) -> None:
     name = operator.name().removeprefix("dhp::")
     want = torch._C.parse_schema(SCHEMAS[name])

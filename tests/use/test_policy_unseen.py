@@ -347,6 +347,8 @@ def test_the_backward_called_by_itself(q: Tensor) -> None:
     out, lse = dhp_safe_fa.attention_lse(q, q, q)
     with dhp_safe_fa.policy("secure"):
         torch.ops.dhp.attention_backward.default(out, q, q, q, out, lse)
+        if not q.is_cuda:
+            torch.ops.dhp.attention_sinks_backward.default(out, out, lse, lse[0, :, 0])
 
 
 # ---- threads that torch starts --------------------------------------------------------------------------------------

@@ -56,6 +56,17 @@ static int64_t lse_row(const dhp_cpu_gradient_rows *rows, int64_t h, int64_t i) 
   return (rows->batch * rows->args->forward.q.size[1] + h) * rows->lse_pitch + i;
 }
 
+/* The lse of these rows as it is, and their delta: rowsum(grad_out * out) - grad_lse. CT: straight-line per row. */
+static void sum_deltas(const dhp_cpu_gradient_rows *rows, dhp_cpu_scratch *scratch) {
+  const int64_t first = lse_row(rows, rows->head, rows->first);
+  const size_t size = (size_t)rows->count * sizeof(float);
+  memcpy(scratch->lse, (const float *)rows->args->forward.lse + first, size);
+  memset(scratch->rescale, 0, size);
+  if (rows->args->grad_lse) memcpy(scratch->rescale, (const float *)rows->args->grad_lse + first, size);
+  for (int i = 0; i < rows->count; i++)
+    scratch->delta[i] = delta_of(rows, rows->first + i, scratch) - scratch->rescale[i];
+}
+
 /*
  * A row's lse that is not finite becomes NaN, and so do the row's probabilities: a score was +inf or NaN, or all were
  * -inf, where the softmax is NaN. CT: straight-line per row.
@@ -64,11 +75,7 @@ static void sum_rows(const dhp_cpu_gradient_rows *rows, dhp_cpu_scratch *scratch
   const int64_t first = lse_row(rows, rows->head, rows->first);
   const size_t size = (size_t)rows->count * sizeof(float);
   const dhp_ct_u32 infinity = dhp_ct_splat_u32(0x7f800000u);
-  memcpy(scratch->lse, (const float *)rows->args->forward.lse + first, size);
-  memset(scratch->rescale, 0, size);
-  if (rows->args->grad_lse) memcpy(scratch->rescale, (const float *)rows->args->grad_lse + first, size);
-  for (int i = 0; i < rows->count; i++)
-    scratch->delta[i] = delta_of(rows, rows->first + i, scratch) - scratch->rescale[i];
+  sum_deltas(rows, scratch);
   for (int i = 0; i < round_up(rows->count, LANES); i += LANES) {
     const lanes_f32 lse = load(&scratch->lse[i]);
     const dhp_ct_u32 is_special = dhp_ct_equal_u32(dhp_ct_bits(lse) & infinity, infinity);

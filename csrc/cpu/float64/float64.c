@@ -90,17 +90,28 @@ typedef struct query_row {
   double lse, delta;
 } query_row;
 
+/* Where lse and grad_lse have query row i of head h. */
+static int64_t lse_row(const job *work, int64_t b, int64_t h, int64_t i) {
+  return (b * work->args->q.size[1] + h) * work->places.lse_pitch + i;
+}
+
+/* rowsum(grad_out * out) - grad_lse. CT: straight-line. */
+static double delta_of(const job *work, int64_t b, int64_t h, int64_t i) {
+  const dhp_backward *const args = work->backward;
+  const dhp_tensor *const out = &args->forward.out;
+  const double delta = inner_product(row_of(&args->grad_out, b, h, i), row_of(out, b, h, i), out->size[3]);
+  return args->grad_lse ? delta - ((const double *)args->grad_lse)[lse_row(work, b, h, i)] : delta;
+}
+
 /* CT: straight-line. */
 static query_row read_query(const job *work, int64_t b, int64_t h, int64_t i) {
   const dhp_backward *const args = work->backward;
   const dhp_attention *const forward = &args->forward;
-  const int64_t n = (b * forward->q.size[1] + h) * work->places.lse_pitch + i;
-  const double lse = ((const double *)forward->lse)[n];
+  const double lse = ((const double *)forward->lse)[lse_row(work, b, h, i)];
   query_row row = {.q = row_of(&forward->q, b, h, i), .grad_out = row_of(&args->grad_out, b, h, i)};
   /* An infinite lse is a row of which a score was +inf, or all were -inf: its softmax is NaN. */
   row.lse = dhp_ct64_select(dhp_ct64_is_finite(lse), lse, __builtin_nan(""));
-  row.delta = inner_product(row.grad_out, row_of(&forward->out, b, h, i), forward->out.size[3]);
-  if (args->grad_lse) row.delta -= ((const double *)args->grad_lse)[n];
+  row.delta = delta_of(work, b, h, i);
   return row;
 }
 
@@ -153,6 +164,18 @@ static void key_gradients(const job *work, int64_t b, int64_t h, int64_t j) {
     }
   if (dk) finish_row(dk, forward->scale, head_dim);
   if (dv) finish_row(dv, 1.0, value_dim);
+}
+
+double dhp_float64_sink_gradient(const dhp_backward *args, int64_t b, int64_t h, int64_t first, int64_t count) {
+  const job work = {&args->forward, args, NULL, {args->forward.out.size[2], NULL}};
+  const double sink = ((const double *)args->forward.sinks)[h];
+  double sum = 0.;
+  for (int64_t i = first; i < first + count; i++) {
+    const double lse = ((const double *)args->forward.lse)[lse_row(&work, b, h, i)];
+    const uint64_t is_empty = dhp_ct64_mask(lse == -__builtin_inf());
+    sum += dhp_ct64_select(is_empty, 0., -dhp_ct64_exp(sink - lse) * delta_of(&work, b, h, i));
+  }
+  return sum;
 }
 
 /* ---- rows of all heads and batches ------------------------------------------------------------------------------ */

@@ -22,4 +22,10 @@ void dhp_float64_forward(const dhp_attention *args, const dhp_mask *mask, const 
 void dhp_float64_backward(const dhp_backward *args, const dhp_mask *mask, int64_t lse_pitch,
                           const dhp_executor *executor);
 
+/*
+ * What rows [first, first + count) of a query head add to the gradient of its sink, in the floating-point state of the
+ * caller; of args q's sizes, out, lse, sinks, grad_out and grad_lse are looked at.
+ */
+double dhp_float64_sink_gradient(const dhp_backward *args, int64_t b, int64_t h, int64_t first, int64_t count);
+
 #endif

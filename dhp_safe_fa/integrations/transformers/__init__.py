@@ -13,7 +13,7 @@ generate_batch is served within `with serving(model):` (paged.py). docs/serving.
 
 On the CPU; sliding windows are served on CUDA until they hide a key, packed sequences without them, and soft caps,
 sinks and generate_batch are not. Refused, with a sentence: a chunk shorter than the sequence, custom and 4-D masks,
-padding in between tokens, dropout, gradients of sinks, position biases and returned attention weights.
+padding in between tokens, dropout, position biases and returned attention weights.
 """
 
 from __future__ import annotations

@@ -126,6 +126,23 @@ static int run_gradients(const dhp_cpu_kernel *kernel, const secrecy_case *c, dh
   return right;
 }
 
+static int run_sinks(const dhp_cpu_kernel *kernel, const secrecy_case *c, dhp_dtype dtype, memory_layout layout) {
+  gradient_problem p = secrecy_gradients(c, dtype, layout);
+  const dhp_sinks_backward args = gradients_of_sinks(&p, secrecy_sinks, secrecy_dsinks);
+  make_gradients_secret(&p);
+  VALGRIND_MAKE_MEM_UNDEFINED(secrecy_sinks, sizeof secrecy_sinks);
+  int right = dhp_cpu_sinks_backward_with(kernel, &args, NULL, NULL) == DHP_OK;
+  const dhp_tensor dsinks = {.data = secrecy_dsinks,
+                             .size = {1, 1, c->s.heads, 1},
+                             .stride = {0, 0, 1, 1},
+                             .dtype = dtype == DHP_FLOAT64 ? DHP_FLOAT64 : DHP_FLOAT32};
+  right &= secret_rows(&dsinks) == c->s.heads;
+  declassify(secrecy_sinks, sizeof secrecy_sinks);
+  declassify(secrecy_dsinks, sizeof secrecy_dsinks);
+  gradients_free(&p);
+  return right;
+}
+
 /* The same rows as two packed sequences, of which the second has the last query and not all of its keys. */
 static int run_packed_gradients(const dhp_cpu_kernel *kernel, const secrecy_case *c, dhp_dtype dtype) {
   gradient_problem p = secrecy_gradients(c, dtype, CONTIGUOUS);
@@ -172,13 +189,14 @@ static int run_all(void) {
         const memory_layout layout = (memory_layout)(i % 3);
         if (!run(&kernels[k], &secrecy_cases[i], (dhp_dtype)dtype, layout) ||
             !run_gradients(&kernels[k], &secrecy_cases[i], (dhp_dtype)dtype, layout) ||
+            !run_sinks(&kernels[k], &secrecy_cases[i], (dhp_dtype)dtype, layout) ||
             !run_packed_gradients(&kernels[k], &secrecy_cases[i], (dhp_dtype)dtype) ||
             (dtype != DHP_FLOAT64 && !run_packed(&kernels[k], &secrecy_cases[i], (dhp_dtype)dtype))) {
           fprintf(stderr, "%s, dtype %d, %s: failed, or the output was not secret\n", kernels[k].instructions, dtype,
                   secrecy_cases[i].what);
           return EXIT_FAILURE;
         }
-        runs += dtype == DHP_FLOAT64 ? 3 : 4;
+        runs += dtype == DHP_FLOAT64 ? 4 : 5;
       }
   printf("%d runs on secret data, kernels:", runs);
   for (int k = 0; k < count; k++)

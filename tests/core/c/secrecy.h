@@ -3,7 +3,7 @@
  *
  * Code that no case executes is not looked at. So the traced cases between them take every line of the tile kernel, and
  * both ways of every branch, on every instruction set; secrecy_coverage.c is how the tests know. Every case is one of
- * the gradients too.
+ * the gradients too, that of sinks included.
  */
 #ifndef DHP_TEST_SECRECY_H
 #define DHP_TEST_SECRECY_H
@@ -27,9 +27,9 @@ typedef struct secrecy_case {
   int forms;     /* SOFTCAP, SINKS */
 } secrecy_case;
 
-/* Those of the last problem, in its lse's dtype: as secret as q, k and v. */
+/* Those of the last problem, in its lse's dtype, and the gradient of the first tiles' rows: as secret as q, k and v. */
 enum { MOST_HEADS = 4 };
-static double secrecy_sinks[MOST_HEADS];
+static double secrecy_sinks[MOST_HEADS], secrecy_dsinks[MOST_HEADS];
 
 static inline void set_sink(dhp_dtype dtype, int64_t head, double value) {
   const float narrow = (float)value;
@@ -104,14 +104,18 @@ enum {
   MOST_PAGES = 2
 };
 
+static inline void set_sinks(const secrecy_case *c, dhp_dtype dtype) {
+  for (int64_t h = 0; h < c->s.heads; h++)
+    set_sink(dtype, h, random_normal());
+}
+
 static inline problem secrecy_problem(const secrecy_case *c, dhp_dtype dtype, memory_layout layout) {
   problem p = problem_new(c->s, dtype, layout);
   p.mask = dhp_mask_band(c->s.queries, c->s.keys, c->lowest, c->highest);
   if (!c->wants_lse) p.args.lse = NULL;
   if (c->forms & SOFTCAP) p.args.softcap = 2.;
   if (c->forms & SINKS) p.args.sinks = secrecy_sinks;
-  for (int64_t h = 0; h < c->s.heads; h++)
-    set_sink(dtype, h, random_normal());
+  set_sinks(c, dtype);
   return p;
 }
 
@@ -121,6 +125,8 @@ static inline gradient_problem secrecy_gradients(const secrecy_case *c, dhp_dtyp
     if (!(c->wanted >> i & 1)) gradient(&p, i)->data = NULL;
   if (!(c->wanted & GRAD_LSE)) p.args.grad_lse = NULL;
   if (c->forms & SOFTCAP) p.args.forward.softcap = 2.;
+  p.args.forward.sinks = secrecy_sinks; /* for the gradient of sinks alone */
+  set_sinks(c, dtype);
   return p;
 }
 
@@ -155,7 +161,7 @@ static inline void secrecy_attend(const dhp_cpu_kernel *kernel, const dhp_cpu_ro
   kernel->fold_segments(rows, partials, scratch);
 }
 
-/* All three functions of a backward, on the first tile of the first head; lse and delta: memory for its queries. */
+/* All functions of a backward, on the first tile of each head; lse and delta: memory for their queries. */
 static inline void secrecy_differentiate(const dhp_cpu_kernel *kernel, const gradient_problem *p, float *lse,
                                          float *delta, dhp_cpu_scratch *scratch) {
   const int64_t queries = p->args.forward.q.size[2], keys = p->args.forward.k.size[2];
@@ -167,6 +173,7 @@ static inline void secrecy_differentiate(const dhp_cpu_kernel *kernel, const gra
     rows.count = queries < DHP_CPU_TILE_Q ? (int)queries : DHP_CPU_TILE_Q;
     kernel->sum_rows(&rows, scratch);
     if (p->args.dq.data) kernel->query_gradient(&rows, scratch);
+    secrecy_dsinks[head] = kernel->sink_gradient(&rows, scratch);
   }
   rows.head = 0;
   rows.mask = &by_key;

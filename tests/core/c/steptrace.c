@@ -190,6 +190,8 @@ static int compare_gradient_classes(const dhp_cpu_kernel *kernel, const secrecy_
                                          &p.args.grad_out};
     for (int i = 0; i < 5; i++)
       fill(tensors[i], class);
+    for (int64_t h = 0; h < c->s.heads; h++)
+      set_sink(dtype, h, element_of(class, h));
     for (int64_t row = 0; row < c->s.batch * c->s.heads * c->s.queries; row++) {
       p.forward.lse[row] = (float)element_of(class, row);
       ((float *)p.grad_lse)[row] = (float)element_of(class, row);

@@ -32,6 +32,7 @@ int main(int argc, char **argv) {
   test_float64();
   test_gradients();
   test_gradient_rows();
+  test_sinks();
   test_refusals();
   test_varlen();
   test_varlen_gradients();

@@ -12,6 +12,7 @@ void test_rows(void);      /* what a row's bits depend on; NaN and infinity */
 void test_segments(void);  /* rows that see several key segments */
 void test_gradients(void); /* gradients/: values; bits, NaN and infinity; float64 */
 void test_gradient_rows(void);
+void test_sinks(void); /* their gradient */
 void test_float64(void);
 void test_refusals(void); /* csrc/check.c */
 void test_varlen(void);   /* csrc/varlen.c */

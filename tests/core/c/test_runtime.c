@@ -192,6 +192,38 @@ static void check_gradients_without_memory(gradient_problem *p, const dhp_cpu_ke
   memory_left = INT_MAX;
 }
 
+/* As the gradients: the same bits by any executor, with memory for one thread and in another state; or an error. */
+static void check_sinks_at_run_time(const gradient_problem *p, const dhp_cpu_kernel *kernel) {
+  enum { HEADS = 4, PARTS = 4 };
+  double sinks[HEADS] = {0}, expected[HEADS], dsinks[HEADS];
+  int parts = PARTS;
+  const dhp_executor executor = {run_threads, &parts};
+  const dhp_sinks_backward args = gradients_of_sinks(p, sinks, dsinks);
+  const size_t size = HEADS * (p->args.forward.q.dtype == DHP_FLOAT64 ? sizeof(double) : sizeof(float));
+  check(dhp_cpu_sinks_backward_with(kernel, &args, NULL, NULL) == DHP_OK, "%s: sinks", kernel->instructions);
+  memcpy(expected, dsinks, size);
+  fesetround(FE_UPWARD);
+  feclearexcept(FE_ALL_EXCEPT);
+  for (int allocations = 0; allocations <= 2; allocations++) {
+    const int is_enough = allocations == 2;
+    memory_left = allocations;
+    memset(dsinks, 0xa5, sizeof dsinks);
+    dhp_error error = {""};
+    const dhp_status status = dhp_cpu_sinks_backward_with(kernel, &args, &executor, &error);
+    memory_left = INT_MAX;
+    size_t written = 0;
+    for (size_t i = 0; i < size; i++)
+      written += ((unsigned char *)dsinks)[i] != 0xa5;
+    check(is_enough ? status == DHP_OK && memcmp(dsinks, expected, size) == 0
+                    : status == DHP_OUT_OF_MEMORY && strstr(error.text, "memory") && written == 0,
+          "%s, sinks of dtype %d, %d allocations: status %d, \"%s\"", kernel->instructions,
+          (int)p->args.forward.q.dtype, allocations, (int)status, error.text);
+  }
+  check(fetestexcept(FE_ALL_EXCEPT) == 0 && fegetround() == FE_UPWARD, "%s, sinks: floating-point state",
+        kernel->instructions);
+  fesetround(FE_TONEAREST);
+}
+
 static void test_gradients_at_run_time(void) {
   check_group("gradients: any partition, memory and state");
   for (int dtype = DHP_FLOAT16; dtype <= DHP_FLOAT64; dtype++) {
@@ -219,6 +251,7 @@ static void test_gradients_at_run_time(void) {
         check_gradients_without_memory(&p, kernel, 1);
       }
       free(expected);
+      check_sinks_at_run_time(&p, kernel);
     }
     gradients_free(&p);
   }

@@ -80,6 +80,15 @@ dhp_status gradients_run(const dhp_cpu_kernel *kernel, const gradient_problem *p
   return dhp_cpu_backward_with(kernel, &p->args, &p->forward.mask, executor, NULL);
 }
 
+dhp_sinks_backward gradients_of_sinks(const gradient_problem *p, const void *sinks, void *dsinks) {
+  return (dhp_sinks_backward){.out = p->args.forward.out,
+                              .grad_out = p->args.grad_out,
+                              .lse = p->args.forward.lse,
+                              .grad_lse = p->args.grad_lse,
+                              .sinks = sinks,
+                              .dsinks = dsinks};
+}
+
 /* ---- the definition -------------------------------------------------------------------------------------------- */
 
 static double dot(const double *a, const double *b, int64_t n) {

@@ -28,6 +28,9 @@ void gradients_forward(gradient_problem *p);
 /* With this kernel; in float64, which has one alone, with that. */
 dhp_status gradients_run(const dhp_cpu_kernel *kernel, const gradient_problem *p, const dhp_executor *executor);
 
+/* The call for the gradient of these sinks, which the forward had or not. */
+dhp_sinks_backward gradients_of_sinks(const gradient_problem *p, const void *sinks, void *dsinks);
+
 /* dq, dk or dv by its place. */
 dhp_tensor *gradient(gradient_problem *p, int which);
 extern const char *const gradient_names[3];

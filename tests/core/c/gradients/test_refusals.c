@@ -39,6 +39,50 @@ static const mistake mistakes[] = {
     {"dv", "stride 0", stride_of_dv},
 };
 
+/* ---- the gradient of sinks ------------------------------------------------------------------------------------- */
+
+typedef struct sinks_mistake {
+  const char *text;
+  dhp_status status;
+  void (*make)(dhp_sinks_backward *args);
+  int on_cuda;
+} sinks_mistake;
+
+static void none(dhp_sinks_backward *args) { (void)args; }
+static void sinks_without_lse(dhp_sinks_backward *args) { args->lse = NULL; }
+static void without_sinks(dhp_sinks_backward *args) { args->sinks = NULL; }
+static void other_dtype(dhp_sinks_backward *args) { args->grad_out.dtype = DHP_FLOAT32; }
+static void other_shape(dhp_sinks_backward *args) { args->grad_out.size[2]++; }
+static void other_stride(dhp_sinks_backward *args) { args->out.stride[3] = 2; }
+static void wide(dhp_sinks_backward *args) { args->out.size[3] = args->grad_out.size[3] = 257; }
+
+static const sinks_mistake sinks_mistakes[] = {
+    {"lse: missing", DHP_INVALID_ARGUMENT, sinks_without_lse, 0},
+    {"sinks: missing", DHP_INVALID_ARGUMENT, without_sinks, 0},
+    {"grad_out: dtype float32 differs from out's float16; they must agree", DHP_INVALID_ARGUMENT, other_dtype, 0},
+    {"grad_out: shape [1, 4, 8, 8] differs from out's [1, 4, 7, 8]", DHP_INVALID_ARGUMENT, other_shape, 0},
+    {"out: stride 2 of the last dimension", DHP_INVALID_ARGUMENT, other_stride, 0},
+    {"out: head_dim 257; supported on CPU: 1 to 256", DHP_UNSUPPORTED, wide, 0},
+    {"sinks: given; supported on CUDA: None", DHP_UNSUPPORTED, none, 1},
+};
+
+static void test_refusals_of_sinks(void) {
+  gradient_problem p = gradients_new((shape){1, 4, 2, 7, 9, 8, 0, 0}, DHP_FLOAT16, CONTIGUOUS);
+  float sinks[4] = {0.f}, dsinks[4];
+  const dhp_sinks_backward good = gradients_of_sinks(&p, sinks, dsinks);
+  dhp_error error;
+  check(dhp_check_sinks_gradient(&good, 0, &error) == DHP_OK, "a good call: %s", error.text);
+  for (size_t i = 0; i < sizeof sinks_mistakes / sizeof *sinks_mistakes; i++) {
+    dhp_sinks_backward args = good;
+    sinks_mistakes[i].make(&args);
+    error.text[0] = '\0';
+    const dhp_status status = dhp_check_sinks_gradient(&args, sinks_mistakes[i].on_cuda, &error);
+    check(status == sinks_mistakes[i].status && strstr(error.text, sinks_mistakes[i].text) == error.text,
+          "mistake %d of sinks: status %d, \"%s\"", (int)i, (int)status, error.text);
+  }
+  gradients_free(&p);
+}
+
 void test_refusals(void) {
   check_group("gradients: refusals");
   gradient_problem p = gradients_new((shape){1, 4, 2, 7, 9, 8, 0, 0}, DHP_FLOAT16, CONTIGUOUS);
@@ -60,4 +104,5 @@ void test_refusals(void) {
   unwanted.dq.data = unwanted.dv.data = NULL;
   check(dhp_check_gradients(&unwanted, &error) == DHP_OK, "not wanted: %s", error.text);
   gradients_free(&p);
+  test_refusals_of_sinks();
 }
