@@ -130,6 +130,12 @@ static inline dhp_cpu_extent dhp_cpu_forward_extent(const dhp_attention *args, i
 }
 
 /*
+ * Memory of at least so many bytes in whole cache lines, no fewer than one; *size: all of it, for dhp_ct_wipe. NULL:
+ * there is none left. Freed with free.
+ */
+void *dhp_cpu_lines_new(size_t bytes, size_t *size);
+
+/*
  * Runs n kinds of work one after another, each over the executor (NULL: in the calling thread), in the floating-point
  * state of float_mode.h. Fails with DHP_OUT_OF_MEMORY alone, before the first unit.
  */

@@ -13,9 +13,15 @@
 
 /* ---- scratch memory -------------------------------------------------------------------------------------------- */
 
+void *dhp_cpu_lines_new(size_t bytes, size_t *size) {
+  const size_t line = 64; /* a cache line, the widest vector */
+  *size = (bytes + (bytes == 0) + line - 1) / line * line;
+  return aligned_alloc(line, *size);
+}
+
 static dhp_cpu_scratch *scratch_new(void) {
-  const size_t alignment = 64, size = (sizeof(dhp_cpu_scratch) + alignment - 1) / alignment * alignment;
-  return aligned_alloc(alignment, size); /* 64: a cache line, the widest vector */
+  size_t size;
+  return dhp_cpu_lines_new(sizeof(dhp_cpu_scratch), &size);
 }
 
 enum { MOST_LANES = 16 }; /* floats of the widest vector */

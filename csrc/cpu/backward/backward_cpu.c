@@ -89,9 +89,9 @@ static dhp_cpu_extent lay_out(const dhp_cpu_gradient_calls *calls, int64_t *firs
 dhp_status dhp_cpu_gradients_of_calls(const dhp_cpu_kernel *kernel, const dhp_cpu_gradient_calls *calls,
                                       const dhp_executor *executor, dhp_error *error) {
   const int64_t n = calls->count;
-  const size_t alignment = 64, rows = (size_t)calls->lse_rows; /* 64: a cache line */
-  const size_t size = (2 * rows * sizeof(float) / alignment + 1) * alignment;
-  float *const sums = aligned_alloc(alignment, size);
+  const size_t rows = (size_t)calls->lse_rows;
+  size_t size;
+  float *const sums = dhp_cpu_lines_new(2 * rows * sizeof *sums, &size);
   int64_t *const first_unit = malloc(2 * (size_t)(n + 1) * sizeof *first_unit);
   dhp_status status = DHP_OK;
   if (!sums || !first_unit) {

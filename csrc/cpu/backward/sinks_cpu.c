@@ -64,9 +64,8 @@ dhp_status dhp_cpu_sinks_backward_with(const dhp_cpu_kernel *kernel, const dhp_s
                      .dsinks = args->dsinks,
                      .tiles = (size[2] + DHP_CPU_TILE_Q - 1) / DHP_CPU_TILE_Q};
   const int64_t units = size[0] * size[1] * work.tiles;
-  const size_t alignment = 64,
-               bytes = ((size_t)units * sizeof *work.sums / alignment + 1) * alignment; /* cache lines */
-  work.sums = aligned_alloc(alignment, bytes);
+  size_t bytes;
+  work.sums = dhp_cpu_lines_new((size_t)units * sizeof *work.sums, &bytes);
   if (!work.sums) return dhp_fail(error, DHP_OUT_OF_MEMORY, "no memory for the sums of rows, %zu bytes", bytes);
   const dhp_cpu_work kinds[] = {{sum_tile, &work, units}, {sum_head, &work, size[1]}};
   const dhp_cpu_extent extent = {.is_backward = 1}; /* without a tile of q, k or v */
