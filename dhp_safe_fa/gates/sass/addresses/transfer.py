@@ -169,6 +169,8 @@ class Transfer:
             taken.append(chooses(_negated(sources[2]), sources[1], values[1]))
             kept = [value for value in taken if value is not None]
             return [join(kept[0], kept[-1]) if kept else ANY]
+        if base in ("VIMNMX", "IMNMX", "UIMNMX") and len(sources) == 3:  # one of the two, which the predicate chooses
+            return [join(values[0], values[1])]
         adds_halves = len(sources) == 4 and all(s.text in ("RZ", "-RZ") for s in sources[:2])
         if base == "HFMA2" and modifiers <= {"MMA"} and adds_halves:
             return [_halves(sources[2].text, sources[3].text)]
