@@ -136,11 +136,7 @@ static dhp_status refuse_cuda_sinks(dhp_error *error) {
   return dhp_fail(error, DHP_UNSUPPORTED, "sinks: given; supported on CUDA: None");
 }
 
-dhp_status dhp_check_cuda_options(const dhp_attention *args, dhp_error *error) {
-  if (args->is_windowed)
-    return dhp_fail(error, DHP_UNSUPPORTED,
-                    "window: (%lld, %lld); supported on CUDA: none, (-1, -1), with or without a causal mask",
-                    (long long)args->window_left, (long long)args->window_right);
+dhp_status dhp_check_cuda_forms(const dhp_attention *args, dhp_error *error) {
   if (args->softcap != 0.)
     return dhp_fail(error, DHP_UNSUPPORTED, "softcap: %g; supported on CUDA: none", args->softcap);
   if (args->sinks) return refuse_cuda_sinks(error);
@@ -148,6 +144,14 @@ dhp_status dhp_check_cuda_options(const dhp_attention *args, dhp_error *error) {
     return dhp_fail(error, DHP_UNSUPPORTED, "v: head_dim %lld differs from q's %lld; supported on CUDA: equal ones",
                     (long long)args->v.size[3], (long long)args->q.size[3]);
   return DHP_OK;
+}
+
+dhp_status dhp_check_cuda_options(const dhp_attention *args, dhp_error *error) {
+  if (args->is_windowed)
+    return dhp_fail(error, DHP_UNSUPPORTED,
+                    "window: (%lld, %lld); supported on CUDA: none, (-1, -1), with or without a causal mask",
+                    (long long)args->window_left, (long long)args->window_right);
+  return dhp_check_cuda_forms(args, error);
 }
 
 dhp_status dhp_check_arguments(const dhp_attention *args, dhp_error *error) {

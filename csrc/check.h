@@ -26,7 +26,10 @@ dhp_status dhp_check_sinks_gradient(const dhp_sinks_backward *args, int on_cuda,
 /* Head dimensions that the CPU kernel serves. */
 dhp_status dhp_check_cpu_head_dims(const dhp_attention *args, dhp_error *error);
 
-/* No window, soft cap or sinks, and v as wide as q: what the GPU kernels do not serve. */
+/* No soft cap or sinks, and v as wide as q: the rest no GPU kernel serves. */
+dhp_status dhp_check_cuda_forms(const dhp_attention *args, dhp_error *error);
+
+/* The same, and no window: only kernels of packed sequences serve one. */
 dhp_status dhp_check_cuda_options(const dhp_attention *args, dhp_error *error);
 
 #endif

@@ -100,6 +100,7 @@ typedef struct dhp_varlen {
   int64_t page_table_width;
   int64_t max_seqlen_q, max_seqlen_k; /* no sequence has more rows, or keys that count */
   int is_bottom_right; /* where query i stands: 0: at key i; 1: so that the last query stands at the last key */
+  void *workspace;     /* dhp_varlen_workspace bytes of device memory, 16-byte aligned; holds no secret */
 } dhp_varlen;
 
 /*
@@ -165,10 +166,7 @@ DHP_API dhp_status dhp_backward_check(const dhp_backward *args, int on_cuda, dhp
 /* The same of dhp_sinks_backward_cpu. On CUDA there are no sinks. */
 DHP_API dhp_status dhp_sinks_backward_check(const dhp_sinks_backward *args, int on_cuda, dhp_error *error);
 
-/*
- * The same of dhp_varlen_cpu, but for what the lengths themselves say, which is found when it runs. On CUDA nothing is
- * supported yet.
- */
+/* The same of dhp_varlen_cpu and _cuda, but for what the lengths themselves say, which is found when they run. */
 DHP_API dhp_status dhp_varlen_check(const dhp_varlen *args, int on_cuda, dhp_error *error);
 /* The same of dhp_varlen_backward_cpu. */
 DHP_API dhp_status dhp_varlen_backward_check(const dhp_varlen_backward *args, int on_cuda, dhp_error *error);
@@ -202,6 +200,14 @@ DHP_API dhp_status dhp_varlen_backward_cpu(const dhp_varlen_backward *args, cons
  */
 DHP_API dhp_status dhp_attention_cuda(const dhp_attention *args, int device, void *stream, dhp_error *error);
 DHP_API dhp_status dhp_backward_cuda(const dhp_backward *args, int device, void *stream, dhp_error *error);
+/*
+ * Lengths and page table lie in device memory and are read there: a captured graph may be replayed as they grow, within
+ * what the shapes and max_seqlen_q allow. What dhp_varlen_cpu would refuse of them makes rows NaN: all rows if
+ * cu_seqlens_q is wrong, else those of the sequence whose keys or pages there are not; nothing else is read or written.
+ */
+DHP_API dhp_status dhp_varlen_cuda(const dhp_varlen *args, int device, void *stream, dhp_error *error);
+/* Bytes of device memory that dhp_varlen_cuda needs beside the tensors: 48 for each tile of queries. 0 on the CPU. */
+DHP_API size_t dhp_varlen_workspace(const dhp_varlen *args, int on_cuda);
 /* Bytes of device memory that dhp_backward_cuda needs beside the tensors: two floats a query row. 0 on the CPU. */
 DHP_API size_t dhp_backward_workspace(const dhp_backward *args, int on_cuda);
 
@@ -247,6 +253,17 @@ typedef struct dhp_plan {
   int64_t items;         /* of all head groups */
 } dhp_plan;
 
+/*
+ * What a call of packed sequences will launch after the kernel that lists their query tiles; a function of public shape
+ * alone, not of the lengths in device memory.
+ */
+typedef struct dhp_packed_plan {
+  const dhp_kernel_info *kernel; /* NULL: nothing to launch */
+  int heads_per_tile;            /* query heads of one key head that share a tile, a head group: a power of two */
+  int64_t rows, entries;         /* query rows of a tile; of the list, no fewer than there are query tiles */
+  int64_t items, grid;           /* entries for every head group; CTAs */
+} dhp_packed_plan;
+
 /* A kernel and how many CTAs of it. */
 typedef struct dhp_launch {
   const dhp_kernel_info *kernel;
@@ -263,6 +280,8 @@ DHP_API int dhp_kernel_count(void); /* 0 in a build without nvcc */
 DHP_API const dhp_kernel_info *dhp_kernel(int index);
 DHP_API int dhp_cuda_max_head_dim(void);
 DHP_API dhp_status dhp_plan_attention(const dhp_attention *args, dhp_plan *plan, dhp_error *error);
+/* The shapes agree already (dhp_varlen_check). */
+DHP_API dhp_status dhp_plan_packed(const dhp_varlen *args, dhp_packed_plan *plan, dhp_error *error);
 DHP_API dhp_status dhp_plan_backward(const dhp_backward *args, dhp_backward_plan *plan, dhp_error *error);
 
 #ifdef __cplusplus

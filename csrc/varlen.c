@@ -6,7 +6,10 @@
 #include "check.h"
 #include "cpu/attention_cpu.h"
 #include "cpu/backward/backward_cpu.h"
+#include "cuda/layout.h"
 #include "error.h"
+#include "families/forward/packed.h"
+#include "families/tiles/params.h"
 
 static int is_page_size(int64_t size) { return size == 16 || size == 32 || size == 64 || size == 128 || size == 256; }
 
@@ -23,9 +26,10 @@ dhp_status dhp_varlen_check(const dhp_varlen *args, int on_cuda, dhp_error *erro
   if (args->page_table && args->leftpad_k)
     return dhp_fail(error, DHP_UNSUPPORTED,
                     "leftpad_k: given beside page_table; supported: None, because a sequence may begin with any page");
-  if (on_cuda)
-    return dhp_fail(error, DHP_UNSUPPORTED,
-                    "cu_seqlens_q: packed sequences; supported on CUDA: none, but a call of attention for each length");
+  if (on_cuda) {
+    dhp_packed_plan plan;
+    return dhp_plan_packed(args, &plan, error);
+  }
   return dhp_check_cpu_head_dims(&args->packed, error);
 }
 
@@ -98,6 +102,25 @@ dhp_status dhp_varlen_cpu(const dhp_varlen *args, const dhp_executor *executor, 
   return dhp_cpu_varlen(args, executor, error);
 }
 
+dhp_status dhp_varlen_cuda(const dhp_varlen *args, int device, void *stream, dhp_error *error) {
+  dhp_packed_plan plan;
+  dhp_status status = dhp_varlen_check(args, 1, error);
+  if (status == DHP_OK) status = dhp_plan_packed(args, &plan, error);
+  if (status != DHP_OK || !plan.kernel) return status;
+  const char *const names[] = {"q", "k", "v", "out"};
+  const dhp_tensor *const tensors[] = {&args->packed.q, &args->packed.k, &args->packed.v, &args->packed.out};
+  status = dhp_cuda_check_layouts(names, tensors, sizeof tensors / sizeof *tensors, error);
+  if (status != DHP_OK) return status;
+  return dhp_packed_launch(args, &plan, device, stream, error);
+}
+
+size_t dhp_varlen_workspace(const dhp_varlen *args, int on_cuda) {
+  dhp_packed_plan plan;
+  dhp_error ignored;
+  if (!on_cuda || dhp_plan_packed(args, &plan, &ignored) != DHP_OK) return 0;
+  return plan.kernel ? (size_t)plan.entries * sizeof(dhp_listed_tile) : 0;
+}
+
 /* ---- gradients -------------------------------------------------------------------------------------------------- */
 
 dhp_status dhp_varlen_backward_check(const dhp_varlen_backward *args, int on_cuda, dhp_error *error) {
@@ -111,6 +134,10 @@ dhp_status dhp_varlen_backward_check(const dhp_varlen_backward *args, int on_cud
                                .dk = args->dk,
                                .dv = args->dv};
   const dhp_status status = dhp_check_packed_gradients(&packed, error);
+  if (status == DHP_OK && on_cuda)
+    return dhp_fail(error, DHP_UNSUPPORTED,
+                    "cu_seqlens_q: gradients of packed sequences; supported on CUDA: none, but a call of attention for "
+                    "each length");
   return status == DHP_OK ? dhp_varlen_check(&args->forward, on_cuda, error) : status;
 }
 

@@ -12,6 +12,14 @@ def plan(
     window_left: int = -1,
     window_right: int = -1,
 ) -> dict[str, Any] | None: ...
+def plan_packed(
+    q_shape: tuple[int, int, int],
+    k_shape: tuple[int, int, int],
+    dtype: str,
+    sequences: int,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+) -> dict[str, Any] | None: ...
 def plan_backward(
     q_shape: Sequence[int],
     k_shape: Sequence[int],

@@ -170,7 +170,7 @@ def attention_varlen(
     page_table: Tensor | None = None,
     leftpad_k: Tensor | None = None,
 ) -> Tensor:
-    """:func:`attention` within each of many sequences of any lengths, packed one behind the other. On the CPU alone.
+    """:func:`attention` within each of many sequences of any lengths, packed one behind the other.
 
     A row has the bits that it has in a call of :func:`attention` for its sequence alone, wherever its keys lie; and so
     have its gradients.
@@ -200,12 +200,16 @@ def attention_varlen(
 
     Returns:
         [query tokens, Hq, Dv], contiguous, q's dtype. A row that sees no key is 0. Differentiable, sinks too, once and
-        in reverse mode, but not with page_table; rows of no sequence, and keys that do not count, have gradient 0.
+        in reverse mode, but on the CPU alone and not with page_table; rows of no sequence, and keys that do not count,
+        have gradient 0.
 
     Raises:
-        RuntimeError: names the argument, what was given and what is supported. Lengths and pages are looked at before
-            anything is computed. Also for CUDA tensors; for a page_table where an input requires grad and gradients are
-            recorded; for forward-mode differentiation, and when a gradient is differentiated again.
+        RuntimeError: names the argument, what was given and what is supported. On the CPU lengths and pages are looked
+            at before anything is computed. On CUDA they stay on the device, so that graphs can be replayed with others:
+            what is wrong with cu_seqlens_q makes all rows NaN, what is wrong with the keys or pages of a sequence its
+            rows. Also for soft caps, sinks and v with a head_dim of its own on CUDA; for a page_table where an input
+            requires grad and gradients are recorded; for forward-mode differentiation, and when a gradient is
+            differentiated again.
     """
     return attention_varlen_lse(
         q,

@@ -215,6 +215,13 @@ DHP_PTX void store_shared_four(uint32_t to, const int32_t *x) {
                : "memory");
 }
 
+/* If go: 16 bytes of zeros. */
+DHP_PTX void clear_shared_four(int go, uint32_t to) {
+  asm volatile("{.reg .pred go; setp.ne.s32 go, %0, 0; @go st.shared.v4.b32 [%1], {%2, %2, %2, %2};}" ::"r"(go),
+               "r"(to), "r"(0)
+               : "memory");
+}
+
 /* Four 8x8 matrices of 16-bit elements (9.7.9.15): lane 8 m + i has the address of row i of matrix m. */
 DHP_PTX void load_matrices(uint32_t *x, uint32_t from) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
@@ -228,6 +235,23 @@ DHP_PTX void store_matrices_transposed(uint32_t to, const uint32_t *x) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(x[0]), "r"(x[1]),
                "r"(x[2]), "r"(x[3])
                : "memory");
+}
+
+/* ---- loads (9.7.9.8) of public numbers ----------------------------------------------------------------------------
+ */
+
+/* 16 bytes. */
+DHP_PTX void load_four(uint32_t *x, const void *from) {
+  asm volatile("ld.global.v4.b32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
+               : "l"(from)
+               : "memory");
+}
+
+DHP_PTX int load_word(const int32_t *from) {
+  int x;
+  asm volatile("ld.global.b32 %0, [%1];" : "=r"(x) : "l"(from) : "memory");
+  return x;
 }
 
 /* ---- stores (9.7.9.12): a C `if` could become a branch -------------------------------------------------------- */

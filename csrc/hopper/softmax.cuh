@@ -40,15 +40,17 @@ static __device__ __forceinline__ float scale_of(float shift, const kernel_param
 
 /*
  * The first half of a step: masks s, and shift and rescale move on; scale[r] is that of row r. `limit[r]` is the last
- * visible column of row r, counted from this thread's first column of the tile; read only if masked.
+ * visible column of row r, counted from this thread's first column of the tile, first[r] the first one, if `first` is
+ * not null; read only if masked.
  */
 static __device__ __forceinline__ void softmax_shift(float *s, row_stats *stats, float *scale, const kernel_params *p,
-                                                     const int *limit, int masked) {
+                                                     const int *limit, const int *first, int masked) {
   if (masked) { /* a compile-time constant at every call */
 #pragma unroll
     for (int i = 0; i < SCORES; i++) {
       const int column = i / 4 * 8 + i % 2, r = i / 2 % 2;
       if (r < THREAD_ROWS) s[i] = column <= limit[r] ? s[i] : -INFINITY;
+      if (r < THREAD_ROWS && first) s[i] = column >= first[r] ? s[i] : -INFINITY;
     }
   }
 #pragma unroll

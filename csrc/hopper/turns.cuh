@@ -19,7 +19,8 @@ enum {
 enum named_barrier {                               /* 0 is __syncthreads */
                      TURN = 1,                     /* + warpgroup: its turn at the tensor cores */
                      FINISHED = TURN + WARPGROUPS, /* + stage of step t: all have finished step t-1 */
-                     LOADED = FINISHED + STAGES    /* + stage of step t, in the backward: its tile was asked for */
+                     LOADED = FINISHED + STAGES,   /* + stage of step t, in the backward: its tile was asked for */
+                     CLEARED = FINISHED + STAGES   /* + warpgroup, in the forward: its part of v has been cleared */
 };
 
 /* `turn` is TURN + the warpgroup whose turn it is. */

@@ -105,6 +105,27 @@ static py::list plan_backward(const Shape &q, const Shape &k, const std::string 
   return launches;
 }
 
+static py::object plan_packed(const std::array<int64_t, 3> &q, const std::array<int64_t, 3> &k,
+                              const std::string &dtype, int64_t sequences, int64_t max_seqlen_q, int64_t max_seqlen_k) {
+  static const int32_t anything = 0; /* lengths are not looked at by a plan */
+  dhp_varlen args{};
+  args.packed.q = args.packed.out = contiguous({1, q[1], q[0], q[2]}, dtype_from(dtype));
+  args.packed.k = args.packed.v = contiguous({1, k[1], k[0], k[2]}, args.packed.q.dtype);
+  args.packed.scale = 1.f;
+  args.sequences = sequences;
+  args.cu_seqlens_q = args.cu_seqlens_k = &anything;
+  args.max_seqlen_q = max_seqlen_q;
+  args.max_seqlen_k = max_seqlen_k;
+  dhp_packed_plan plan;
+  dhp_error error{};
+  dhp_status status = dhp_varlen_check(&args, 1, &error);
+  if (status == DHP_OK) status = dhp_plan_packed(&args, &plan, &error);
+  if (status != DHP_OK) throw std::invalid_argument(error.text);
+  if (!plan.kernel) return py::none();
+  return py::dict("kernel"_a = plan.kernel->name, "grid"_a = plan.grid, "items"_a = plan.items,
+                  "heads_per_tile"_a = plan.heads_per_tile, "rows"_a = plan.rows, "entries"_a = plan.entries);
+}
+
 static py::dict build_info() {
   return py::dict("version"_a = DHP_VERSION,
                   "cuda"_a = sizeof(DHP_NVCC_VERSION) > 1 ? py::object(py::str(DHP_NVCC_VERSION)) : py::none(),
@@ -127,6 +148,11 @@ PYBIND11_MODULE(_inspect, m) {
         "items (query tiles, or two of them), mirrored, heads_per_tile, q_tiles, listed_groups, threads, "
         "shared_bytes; None for an empty "
         "output. ValueError names what is wrong.");
+  m.def("plan_packed", &plan_packed, "q_shape"_a, "k_shape"_a, "dtype"_a, "sequences"_a, "max_seqlen_q"_a,
+        "max_seqlen_k"_a,
+        "The launch for packed q [tokens, Hq, D] and k, v [tokens, Hk, D] on a Hopper GPU: kernel, grid, items, "
+        "heads_per_tile, rows (of a query tile), entries (of the list of query tiles); None for an empty output. "
+        "ValueError names what is wrong.");
   m.def("plan_backward", &plan_backward, "q_shape"_a, "k_shape"_a, "dtype"_a, "is_causal"_a = false,
         "causal_offset"_a = 0, "need_dq"_a = true, "need_dk"_a = true, "need_dv"_a = true,
         "The launches for the gradients of such a call on a Hopper GPU, in order: kernel, grid. ValueError names what "

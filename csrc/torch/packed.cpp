@@ -37,7 +37,7 @@ using Describe = dhp_tensor (*)(const char *name, const Tensor &t);
 
 static dhp_tensor readable_as(Describe describe_it, const char *name, const Tensor &t, const dhp_tensor &d,
                               std::optional<Tensor> &keep) {
-  if (d.size[3] <= 1 || d.stride[3] == 1) return d;
+  if (t.is_cuda() ? dhp_cuda_layout_supported(&d) != 0 : d.size[3] <= 1 || d.stride[3] == 1) return d;
   keep = contiguous_copy(t);
   return describe_it(name, *keep);
 }

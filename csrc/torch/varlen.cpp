@@ -26,7 +26,15 @@ Packed forward(const VarlenCall &call) {
                  torch::stable::new_empty(q, {lse_sizes, 2}, row_dtype(q))};
   packed.out = describe_packed("out", results.out);
   packed.lse = results.lse.data_ptr();
-  if (dhp_varlen_cpu(&args, &on_torch_threads, &error) != DHP_OK) fail(error.text);
+  std::optional<Tensor> workspace;
+  if (const size_t bytes = dhp_varlen_workspace(&args, q.is_cuda())) {
+    const int64_t sizes[] = {static_cast<int64_t>(bytes)};
+    workspace = torch::stable::new_empty(q, {sizes, 1}, ScalarType::Byte);
+    args.workspace = workspace->data_ptr();
+  }
+  const dhp_status status = q.is_cuda() ? dhp_varlen_cuda(&args, q.get_device_index(), current_stream(q), &error)
+                                        : dhp_varlen_cpu(&args, &on_torch_threads, &error);
+  if (status != DHP_OK) fail(error.text);
   return results;
 }
 

@@ -43,11 +43,53 @@
 #include "../../hopper/rows_out.cuh"
 #include "../../hopper/softmax.cuh"
 
+/* ---- two forms of the kernel ----------------------------------------------------------------------------------- */
+
+/*
+ * LISTED: query tiles stand in a list in device memory. Rows end with their sequence, a window hides keys on two sides,
+ * and behind the last key lie other sequences' keys. These are masked, but 0 times a NaN among their v would be NaN: in
+ * the last key tile of a sequence their rows of v are cleared. Otherwise TMA reads zeros there.
+ */
+#if LISTED
+#define LIST_PARAMETER , const __grid_constant__ dhp_fwd_list list
+#define LIST &list,
+#define BATCH(tile) 0
+#define FIRST_ROW(tile) first_row(&list, &(tile))
+#define IS_BAD(tile) is_bad(&list, &(tile))
+#define FIRST_KEY(step) first_key_of(&list, &now, step)
+#define READ_MASKED() const int masked = masked_steps(&list, &now)
+#define MASKED_STEPS masked
+#define KEEP_ROWS()
+#define SET_STORED(tile)                         \
+  query_row stored[THREAD_ROWS];                 \
+  const int row_end = end_of_rows(&list, &tile); \
+  for (int r = 0; r < THREAD_ROWS; r++)          \
+  stored[r] = ROW_OF_THREAD(tile, r)
+#define STORED(known) stored
+#define ROW_END row_end
+#else
+#define LIST_PARAMETER
+#define LIST
+#define BATCH(tile) (tile).batch
+#define FIRST_ROW(tile) (tile).row
+#define IS_BAD(tile) 0
+#define FIRST_KEY(step) ((now.key_tiles - 1 - (step)) * TILE_K)
+#define READ_MASKED()
+#define MASKED_STEPS now.masked
+#define KEEP_ROWS()                     \
+  query_row done[THREAD_ROWS];          \
+  for (int r = 0; r < THREAD_ROWS; r++) \
+  done[r] = row[r]
+#define SET_STORED(tile)
+#define STORED(known) known
+#define ROW_END p.seqlen_q
+#endif
+
 /* ---- the kernel ------------------------------------------------------------------------------------------------ */
 
 extern "C" __global__ void __launch_bounds__(CTA_THREADS, CTAS_PER_SM)
 dhp_attention_fwd(const __grid_constant__ CUtensorMap q_map, const __grid_constant__ CUtensorMap k_map,
-                  const __grid_constant__ CUtensorMap v_map, const __grid_constant__ dhp_fwd_params p) {
+                  const __grid_constant__ CUtensorMap v_map, const __grid_constant__ dhp_fwd_params p LIST_PARAMETER) {
   extern __shared__ char shared[];
   const uint32_t base = (shared_address(shared) + DHP_SHARED_ALIGN - 1) & ~(uint32_t)(DHP_SHARED_ALIGN - 1);
   const int warp = warp_index();
@@ -78,12 +120,22 @@ dhp_attention_fwd(const __grid_constant__ CUtensorMap q_map, const __grid_consta
 
   /* First loads: q, and this query tile's pairs for as many stages as there are; there is no v before the first. */
   int nth = 0;
-  query_tile now = nth_query_tile(&p, nth);
-  const loader load = loader_of(warp, &k_map, &v_map, base);
+  if (LISTED) await_launches_before(); /* the list is theirs */
+  query_tile now = nth_query_tile(&p, LIST nth);
+  if (LISTED && now.key_tiles == 0) return;
+#if !LISTED
+  const
+#endif
+      loader load = loader_of(warp, &k_map, &v_map, base);
+#if LISTED
+  load.list = &list;
+  load.by_heads_per_key_head = p.by_heads_per_key_head;
+  load.lane = lane;
+#endif
   const int loads_q = warp % WARPS_PER_GROUP == 0;
-  await_launches_before();
+  if (!LISTED) await_launches_before();
   begin_launches_after();
-  load_queries(loads_q, &q_map, q_rows, q_full, now.row + (group << p.log2_rows), &now);
+  load_queries(loads_q, &q_map, q_rows, q_full, FIRST_ROW(now) + (group << p.log2_rows), now.head, BATCH(now));
 #pragma unroll
   for (int u = 0; u < STAGES; u++)
     load_pair(u >= load.loads_v && u - load.loads_v < now.key_tiles, &load, pairs_full, u, u, &now, &now);
@@ -114,6 +166,26 @@ dhp_attention_fwd(const __grid_constant__ CUtensorMap q_map, const __grid_consta
  */
 #define LOAD_ANY(done) load_pair(arrived, &load, pairs_full, index_before(pair.index), (done) + STAGES, &now, &next)
 #define LOAD_OWN(done) load_own_pair(arrived, &load, pairs_full, index_before(pair.index), (done) + STAGES, &now)
+
+/* The steps that need no mask, and, where that saves something, ask for this query tile's own pairs alone. */
+#if !LISTED
+#define HAS_PLAIN_STEPS (!ASKS_EARLY)
+#define READ_PLAIN_END()
+#define PLAIN_END (now.key_tiles - STAGES)
+#define LOAD_PLAIN LOAD_OWN
+#else
+#define HAS_PLAIN_STEPS 1
+#define READ_PLAIN_END() \
+  const int plain = min(plain_end(&list, &now), ASKS_EARLY ? now.key_tiles : now.key_tiles - STAGES)
+#define PLAIN_END plain
+#define LOAD_PLAIN(done) \
+  do {                   \
+    if (ASKS_EARLY)      \
+      LOAD_ANY(done);    \
+    else                 \
+      LOAD_OWN(done);    \
+  } while (0)
+#endif
 
 /* The last warpgroup knows that all have finished step t, whose pair is the one before `pair`. */
 #define ASK_EARLY(LOAD)                                               \
@@ -182,19 +254,21 @@ dhp_attention_fwd(const __grid_constant__ CUtensorMap q_map, const __grid_consta
   } while (0)
 
 /* Softmax of S(t). */
-#define SOFTMAX(masked, LOAD)                                           \
-  do {                                                                  \
-    const int column = (now.key_tiles - 1 - t) * TILE_K + lane % 4 * 2; \
-    int limit[THREAD_ROWS];                                             \
-    for (int r = 0; r < THREAD_ROWS; r++)                               \
-      limit[r] = row[r].last_key - column;                              \
-    float scale[THREAD_ROWS];                                           \
-    softmax_shift(s, &stats, scale, &p, limit, masked);                 \
-    ASK_EARLY(LOAD);                                                    \
-    END_WAIT();                                                         \
-    softmax_exponentials(s, &stats, scale);                             \
-    t++;                                                                \
-    WAIT_AT_THE_END();                                                  \
+#define SOFTMAX(masked, LOAD)                                          \
+  do {                                                                 \
+    const int column = FIRST_KEY(t) + lane % 4 * 2;                    \
+    int limit[THREAD_ROWS];                                            \
+    for (int r = 0; r < THREAD_ROWS; r++)                              \
+      limit[r] = row[r].last_key - column;                             \
+    SET_FIRST_COLUMNS(column);                                         \
+    float scale[THREAD_ROWS];                                          \
+    softmax_shift(s, &stats, scale, &p, limit, FIRST_COLUMNS, masked); \
+    if (masked) KEEP_HIDDEN(t);                                        \
+    ASK_EARLY(LOAD);                                                   \
+    END_WAIT();                                                        \
+    softmax_exponentials(s, &stats, scale);                            \
+    t++;                                                               \
+    WAIT_AT_THE_END();                                                 \
   } while (0)
 
 /* Step t > 0, with the mask or without, and with which of the two loads. */
@@ -213,15 +287,44 @@ dhp_attention_fwd(const __grid_constant__ CUtensorMap q_map, const __grid_consta
     pack_probabilities(probabilities, s); \
   } while (0)
 
+/* A list's rows see keys from a first one on; and its tiles of v end with the sequence, before any product reads them.
+ */
+#if LISTED
+#define SET_FIRST_COLUMNS(column)       \
+  int first_column[THREAD_ROWS];        \
+  for (int r = 0; r < THREAD_ROWS; r++) \
+  first_column[r] = row[r].first_key - (column)
+#define FIRST_COLUMNS first_column
+/* A tile before the window of a row leaves it as it is: its rescaling, exp2(x - x rounded), need not be 1. */
+#define KEEP_HIDDEN(step)               \
+  for (int r = 0; r < THREAD_ROWS; r++) \
+  stats.rescale[r] = row[r].first_key >= FIRST_KEY(step) + TILE_K ? 1.f : stats.rescale[r]
+#define CLEAR_BEYOND()                                                              \
+  do {                                                                              \
+    clear_rows(base + SHARED_V + pair.index * KV_BYTES, keys_of_first(&list, &now), \
+               (int)threadIdx.x & (WARPGROUP_THREADS - 1));                         \
+    fence_async_shared();                                                           \
+    bar_sync(1, CLEARED + group, WARPGROUP_THREADS);                                \
+  } while (0)
+#else
+#define SET_FIRST_COLUMNS(column)
+#define FIRST_COLUMNS (const int *)0
+#define KEEP_HIDDEN(step) (void)0
+#define CLEAR_BEYOND()
+#endif
+
+#define ROW_OF_THREAD(tile, r) \
+  row_of_thread(&p, LIST &tile, group, warp % WARPS_PER_GROUP * (ROWS / WARPS_PER_GROUP) + lane / 4, r)
+
 /* A query tile begins. */
-#define BEGIN_ROWS()                                                                                            \
-  do {                                                                                                          \
-    t = 0;                                                                                                      \
-    for (int r = 0; r < THREAD_ROWS; r++) {                                                                     \
-      row[r] = row_of_thread(&p, &now, group, warp % WARPS_PER_GROUP * (ROWS / WARPS_PER_GROUP) + lane / 4, r); \
-      stats.shift[r] = -p.highest_score;                                                                        \
-      stats.sum[r] = stats.rescale[r] = 0.f;                                                                    \
-    }                                                                                                           \
+#define BEGIN_ROWS()                         \
+  do {                                       \
+    t = 0;                                   \
+    for (int r = 0; r < THREAD_ROWS; r++) {  \
+      row[r] = ROW_OF_THREAD(now, r);        \
+      stats.shift[r] = -p.highest_score;     \
+      stats.sum[r] = stats.rescale[r] = 0.f; \
+    }                                        \
   } while (0)
 
 /* q of the query tile that begins. */
@@ -236,14 +339,14 @@ dhp_attention_fwd(const __grid_constant__ CUtensorMap q_map, const __grid_consta
     q_parity ^= 1;                                      \
     TAKE_QUERIES();                                     \
   } while (0)
-#define ASK_QUERIES()                                                                                               \
-  load_queries(loads_q && arrived && next.key_tiles > 0, &q_map, q_rows, q_full, next.row + (group << p.log2_rows), \
-               &next)
+#define ASK_QUERIES()                                                            \
+  load_queries(loads_q && arrived && next.key_tiles > 0, &q_map, q_rows, q_full, \
+               FIRST_ROW(next) + (group << p.log2_rows), next.head, BATCH(next))
 
 /* In step 0, once its products have been issued: the next query tile, and what could not be asked for without it. */
 #define LOOK_AHEAD()                                                        \
   do {                                                                      \
-    next = nth_query_tile(&p, ++nth);                                       \
+    next = nth_query_tile(&p, LIST++ nth);                                  \
     if (SEAMLESS) ASK_QUERIES();                                            \
     load_skipped((int)arrived, &load, pairs_full, pair.index, &now, &next); \
   } while (0)
@@ -251,7 +354,7 @@ dhp_attention_fwd(const __grid_constant__ CUtensorMap q_map, const __grid_consta
 /* After the last softmax of a query tile, while its last P v is under way: sums of the quad. */
 #define FINISH_SUMS()                                              \
   do {                                                             \
-    poison = arrived ? 0.f : NAN;                                  \
+    poison = arrived && !IS_BAD(now) ? 0.f : NAN;                  \
     for (int r = 0; r < THREAD_ROWS; r++) {                        \
       stats.sum[r] += __shfl_xor_sync(FULL_MASK, stats.sum[r], 1); \
       stats.sum[r] += __shfl_xor_sync(FULL_MASK, stats.sum[r], 2); \
@@ -260,20 +363,20 @@ dhp_attention_fwd(const __grid_constant__ CUtensorMap q_map, const __grid_consta
   } while (0)
 
 /* A row of O, whose products have ended. One that sees no key is 0, whatever its tile held. */
-#define STORE_OUTPUT(of, x, r)                                                                                      \
-  do {                                                                                                              \
-    const int64_t at = of.batch * p.out_stride[0] + (of.head + x.head) * p.out_stride[1] + x.row * p.out_stride[2]; \
-    store_row((char *)p.out + 2 * at, o, r, factor[r], (uint32_t)(x.last_key < 0) - 1,                              \
-              x.row < p.seqlen_q ? p.head_dim : 0, lane);                                                           \
+#define STORE_OUTPUT(of, x, r)                                                                                       \
+  do {                                                                                                               \
+    const int64_t at = BATCH(of) * p.out_stride[0] + (of.head + x.head) * p.out_stride[1] + x.row * p.out_stride[2]; \
+    store_row((char *)p.out + 2 * at, o, r, factor[r], (uint32_t)(x.last_key < 0) - 1,                               \
+              x.row < ROW_END ? p.head_dim : 0, lane);                                                               \
   } while (0)
 
 /* Its lse = scale shift + ln(sum). */
-#define STORE_LSE(of, x, r)                                                                  \
-  do {                                                                                       \
-    const float lse = dhp_ct_log(stats.sum[r]) + stats.shift[r] * p.scale + poison;          \
-    store_one(p.lse != 0 && lane % 4 == 0 && x.row < p.seqlen_q,                             \
-              p.lse + ((int64_t)of.batch * p.heads + of.head + x.head) * p.seqlen_q + x.row, \
-              x.last_key < 0 ? -INFINITY : lse);                                             \
+#define STORE_LSE(of, x, r)                                                                   \
+  do {                                                                                        \
+    const float lse = dhp_ct_log(stats.sum[r]) + stats.shift[r] * p.scale + poison;           \
+    store_one(p.lse != 0 && lane % 4 == 0 && x.row < ROW_END,                                 \
+              p.lse + ((int64_t)BATCH(of) * p.heads + of.head + x.head) * p.seqlen_q + x.row, \
+              x.last_key < 0 ? -INFINITY : lse);                                              \
   } while (0)
 
   /* One query tile after another; if SEAMLESS, all of them in the inner loop. */
@@ -296,20 +399,24 @@ dhp_attention_fwd(const __grid_constant__ CUtensorMap q_map, const __grid_consta
     BEGIN_WAIT();
     wgmma_wait(0);
     SOFTMAX(1, LOAD_ANY);
+    CLEAR_BEYOND();
     pack_probabilities(probabilities, s);
 
 #pragma unroll 1
     for (;;) {
-      /* Steps 1 to key_tiles - 1. Most of them ask for this query tile's own pairs only. */
+      /* Steps 1 to key_tiles - 1. Most of them ask for this query tile's own pairs only. A list's masks are in the last
+       * ones, too. */
+      READ_MASKED();
 #pragma unroll 1
-      while (t < now.masked)
+      while (t < MASKED_STEPS)
         RUN_STEP(1, LOAD_ANY);
+      READ_PLAIN_END();
 #pragma unroll 1
-      while (!ASKS_EARLY && t < now.key_tiles - STAGES)
-        RUN_STEP(0, LOAD_OWN);
+      while (HAS_PLAIN_STEPS && t < PLAIN_END)
+        RUN_STEP(0, LOAD_PLAIN);
 #pragma unroll 1
       while (t < now.key_tiles)
-        RUN_STEP(0, LOAD_ANY);
+        RUN_STEP(LISTED, LOAD_ANY);
       const int goes_on = SEAMLESS & (next.key_tiles > 0); /* with && nvcc warns of code that is not reached */
       if (!goes_on) break;
 
@@ -322,21 +429,21 @@ dhp_attention_fwd(const __grid_constant__ CUtensorMap q_map, const __grid_consta
       HAND_OVER(1, LOAD_ANY);
       pair = stage_after(pair);
       FINISH_SUMS();
+      SET_STORED(now);
       for (int r = 0; r < THREAD_ROWS; r++)
-        STORE_LSE(now, row[r], r);
-      query_row done[THREAD_ROWS];
-      for (int r = 0; r < THREAD_ROWS; r++)
-        done[r] = row[r];
+        STORE_LSE(now, STORED(row)[r], r);
+      KEEP_ROWS();
       const query_tile tile_of_done = now;
       now = next;
       BEGIN_ROWS();
       LOOK_AHEAD();
       wgmma_wait(1);
       for (int r = 0; r < THREAD_ROWS; r++)
-        STORE_OUTPUT(tile_of_done, done[r], r);
+        STORE_OUTPUT(tile_of_done, STORED(done)[r], r);
       BEGIN_WAIT();
       wgmma_wait(0);
       SOFTMAX(1, LOAD_ANY);
+      CLEAR_BEYOND();
       pack_probabilities(probabilities, s);
     }
 
@@ -348,9 +455,10 @@ dhp_attention_fwd(const __grid_constant__ CUtensorMap q_map, const __grid_consta
     HAND_OVER(!(is_last_group && next.key_tiles == 0), LOAD_ANY);
     FINISH_SUMS();
     wgmma_wait(0);
+    SET_STORED(now);
     for (int r = 0; r < THREAD_ROWS; r++) {
-      STORE_OUTPUT(now, row[r], r);
-      STORE_LSE(now, row[r], r);
+      STORE_OUTPUT(now, STORED(row)[r], r);
+      STORE_LSE(now, STORED(row)[r], r);
     }
     now = next;
   } while (!SEAMLESS && now.key_tiles > 0);

@@ -22,9 +22,26 @@ SHAPES = [
 ]
 
 
-def kernel(dtype: str, head_dim: int, tile_k: int, warpgroups: int, rows: int, *others: int) -> Kernel:
+# Of them, those that there are for query tiles in a list, too (packed sequences): for many rows of a sequence, and few.
+LISTED = {(64, 1, 32), (64, 3, 64), (128, 1, 32), (128, 2, 64), (256, 1, 64), (256, 2, 64)}
+
+
+def kernel(dtype: str, is_listed: bool, head_dim: int, tile_k: int, warpgroups: int, rows: int, *others: int) -> Kernel:
     name = f"fwd_{dtype}_d{head_dim}_k{tile_k}_w{warpgroups}" + ("" if rows == 64 else f"_r{rows}")
-    return Kernel(name, dtype, head_dim, tile_k, warpgroups, rows, *others)
+    listed = (("LISTED", int(is_listed)),)
+    name += "_listed" if is_listed else ""
+    part = "packed out" if is_listed else "out"
+    return Kernel(name, dtype, head_dim, tile_k, warpgroups, rows, *others, part=part, extra=listed)
+
+
+def kernels(is_listed: bool) -> list[Kernel]:
+    """Those of one form."""
+    return [
+        kernel(dtype, is_listed, *shape)
+        for dtype in ("float16", "bfloat16")
+        for shape in SHAPES
+        if not is_listed or (shape[0], shape[2], shape[3]) in LISTED
+    ]
 
 
 def products(of: Kernel) -> str:
@@ -55,6 +72,6 @@ FAMILY = Family(
     entry="dhp_attention_fwd",
     params="params.h",
     shared_bytes="DHP_FWD_SHARED_BYTES",
-    kernels=tuple(kernel(dtype, *shape) for dtype in ("float16", "bfloat16") for shape in SHAPES),
+    kernels=(*kernels(False), *kernels(True)),
     products=products,
 )

@@ -36,12 +36,12 @@ static dhp_status encode_maps(const dhp_session *session, const dhp_attention *a
   return status;
 }
 
-static dhp_fwd_params params_of(const dhp_attention *args, const dhp_mask *mask, const dhp_plan *plan, int rows) {
+dhp_fwd_params dhp_forward_params(const dhp_attention *args, int rows) {
   /* not 0: a masked score is -inf, and -inf times 0 is NaN */
   const float scale_log2 = fmaxf((float)((double)(float)args->scale * LOG2_E), FLT_MIN);
   int exponent;
   frexpf(scale_log2, &exponent); /* 2^(exponent - 1) <= scale_log2 < 2^exponent: the difference below is exact */
-  dhp_fwd_params params = {
+  return (dhp_fwd_params){
       .out = args->out.data,
       .out_stride = {args->out.stride[0], args->out.stride[1], args->out.stride[2]},
       .lse = args->lse,
@@ -49,10 +49,7 @@ static dhp_fwd_params params_of(const dhp_attention *args, const dhp_mask *mask,
       .heads = (int32_t)args->q.size[1],
       .heads_per_key_head = (int32_t)(args->q.size[1] / args->k.size[1]),
       .seqlen_q = (int32_t)args->q.size[2],
-      .seqlen_k = (int32_t)dhp_mask_keys_seen(mask),
       .head_dim = (int32_t)args->q.size[3],
-      .is_causal = args->is_causal != 0,
-      .causal_offset = (int32_t)mask->highest,
       .log2_rows = log2_of(rows),
       .scale = (float)args->scale,
       .scale_log2 = scale_log2,
@@ -60,6 +57,13 @@ static dhp_fwd_params params_of(const dhp_attention *args, const dhp_mask *mask,
       .scale_to_power_of_two = ldexpf(1.f, exponent) - scale_log2,
       .zero = 0,
   };
+}
+
+static dhp_fwd_params params_of(const dhp_attention *args, const dhp_mask *mask, const dhp_plan *plan, int rows) {
+  dhp_fwd_params params = dhp_forward_params(args, rows);
+  params.seqlen_k = (int32_t)dhp_mask_keys_seen(mask);
+  params.is_causal = args->is_causal != 0;
+  params.causal_offset = (int32_t)mask->highest;
   dhp_set_schedule(&params, args, plan);
   return params;
 }

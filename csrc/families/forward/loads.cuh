@@ -8,7 +8,11 @@
 #define DHP_FORWARD_LOADS_CUH
 
 #include "../../hopper/stages.cuh"
+#if LISTED
+#include "listed_tiles.cuh"
+#else
 #include "query_tiles.cuh"
+#endif
 
 /* What this warp loads of each pair. */
 typedef struct loader {
@@ -17,6 +21,11 @@ typedef struct loader {
   const CUtensorMap *map;
   uint32_t tiles; /* shared address of its part of stage 0 */
   int column;     /* of its first box */
+#if LISTED
+  const dhp_fwd_list *list;
+  dhp_divisor by_heads_per_key_head;
+  int lane;
+#endif
 } loader;
 
 static __device__ __forceinline__ loader loader_of(int warp, const CUtensorMap *k_map, const CUtensorMap *v_map,
@@ -32,6 +41,9 @@ static __device__ __forceinline__ loader loader_of(int warp, const CUtensorMap *
   return l;
 }
 
+#if LISTED
+#include "listed_loads.cuh"
+#else
 /* If go: asks for this warp's part of a pair, the tile of k or of v that begins at this row, into a stage. */
 static __device__ __forceinline__ void load_part(int go, const loader *l, uint32_t pairs_full, int index, int row,
                                                  int key_head, int batch) {
@@ -59,6 +71,7 @@ static __device__ __forceinline__ void load_own_pair(int go, const loader *l, ui
   load_part(go && l->active, l, pairs_full, index, (now->key_tiles - 1 - (u - l->loads_v)) * TILE_K, now->key_head,
             now->batch);
 }
+#endif
 
 /*
  * In step 0: key tiles of the next query tile that the one before this could not ask for, because this one, having so
@@ -89,9 +102,9 @@ static __device__ __forceinline__ void hold_queries(uint32_t *q, uint32_t q_rows
 
 /* If go: asks for this warpgroup's rows of q. */
 static __device__ __forceinline__ void load_queries(int go, const CUtensorMap *map, uint32_t q_rows, uint32_t full,
-                                                    int row, const query_tile *of) {
+                                                    int row, int head, int batch) {
   mbarrier_arrive_expect_tx(go, full, Q_BYTES);
-  load_boxes(go, q_rows, map, full, BOXES, Q_BOX_BYTES, 0, row, of->head, of->batch);
+  load_boxes(go, q_rows, map, full, BOXES, Q_BOX_BYTES, 0, row, head, batch);
 }
 
 #endif

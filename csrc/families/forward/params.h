@@ -10,6 +10,7 @@
 
 #include "../../hopper/divisor.h"
 #include "../../hopper/softmax_params.h"
+#include "../tiles/params.h"
 
 enum {
   DHP_SHARED_ALIGN = 1024 /* the 128-byte swizzle repeats every 1024 bytes; CUDA aligns shared memory to 16 */
@@ -41,10 +42,27 @@ typedef struct dhp_fwd_params {
 } dhp_fwd_params;
 
 /*
+ * Beside them, of a kernel whose query tiles stand in a list in device memory (LISTED), made by the family tiles: items
+ * are those of the list, so there is no schedule; one batch, whose seqlen_q are the rows of all sequences; what a row
+ * sees is in the list.
+ *
+ * Keys come one behind the other, or in pages of 2^log2_page keys: then the batches of k and v are pages, and a key
+ * tile comes in `pieces` of piece_keys, each from within a page. Masks in place of choices, which would be branches:
+ */
+typedef struct dhp_fwd_list {
+  const dhp_listed_tile *tiles;            /* as many as there are items in one head group */
+  const int32_t *page_table;               /* without pages, or without an entry, any four bytes in device memory */
+  int32_t pieces, piece_keys, piece_bytes; /* bytes: of one box */
+  int32_t log2_page;
+  int32_t with_pages;  /* all ones; without: 0 */
+  int32_t row_in_page; /* bits of a key that count within its page; without pages all */
+} dhp_fwd_list;
+
+/*
  * Dynamic shared memory of one CTA in bytes: Q tile, tiles of K and of V, all of 2-byte elements, and an 8-byte
  * mbarrier for the q rows of each warpgroup and for each stage. A macro because it initialises a constant table.
  */
-#define DHP_FWD_SHARED_BYTES(head_dim, tile_k, warpgroups, rows, stages)                                  \
+#define DHP_FWD_SHARED_BYTES(head_dim, tile_k, warpgroups, rows, stages, ...)                             \
   (DHP_SHARED_ALIGN + (warpgroups) * (rows) * (head_dim) * 2 + 2 * (stages) * (tile_k) * (head_dim) * 2 + \
    8 * ((warpgroups) + (stages)))
 

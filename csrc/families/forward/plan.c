@@ -5,6 +5,7 @@
  * not choose another key tile for a head_dim, because that would. It never looks at a value.
  */
 #include <limits.h>
+#include <string.h>
 
 #include "../../check.h"
 #include "../../error.h"
@@ -99,7 +100,7 @@ static const dhp_kernel_info *choose_kernel(const dhp_attention *args, const dhp
   double lowest = 0.;
   for (int i = 0; i < dhp_family_forward.count; i++) {
     const dhp_kernel_info *const kernel = &dhp_family_forward.kernels[i];
-    if (kernel->dtype != args->q.dtype || kernel->head_dim != head_dim) continue;
+    if (kernel->dtype != args->q.dtype || kernel->head_dim != head_dim || strcmp(kernel->part, "out") != 0) continue;
     const double cost = cost_of(args, mask, kernel);
     if (best && cost >= lowest) continue;
     best = kernel;

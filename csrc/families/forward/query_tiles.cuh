@@ -55,6 +55,17 @@ static __device__ __forceinline__ query_tile nth_query_tile(const dhp_fwd_params
   return tile;
 }
 
+/* A tile of keys: where it begins, in k and in v. */
+typedef struct key_tile {
+  int key, key_head, batch;
+} key_tile;
+
+/* The one that is visited in a step of a query tile: from the last one on. */
+static __device__ __forceinline__ key_tile key_tile_of(const query_tile *tile, int step) {
+  const key_tile visited = {(tile->key_tiles - 1 - step) * TILE_K, tile->key_head, tile->batch};
+  return visited;
+}
+
 /* A row of a query tile. */
 typedef struct query_row {
   int head, row;

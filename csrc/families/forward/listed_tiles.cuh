@@ -1,0 +1,111 @@
+/*
+ * listed_tiles.cuh - query tiles out of a list in device memory, in place of query_tiles.cuh: which of them a CTA
+ * computes, and where the keys of a tile lie. Before this header: ROWS and TILE_K.
+ *
+ * Items, each a tile of the list for one head group, are dealt in rounds, every other one from the last CTA to the
+ * first; the list has the longest tiles first. A tile's rows are of one sequence.
+ */
+#ifndef DHP_LISTED_TILES_CUH
+#define DHP_LISTED_TILES_CUH
+
+#include "../../hopper/divisor.cuh"
+#include "../../hopper/ptx.cuh"
+#include "../tiles/params.h"
+#include "params.h"
+
+/* What a warp keeps of one; the rest it reads again when it is needed. */
+typedef struct query_tile {
+  int entry;     /* of the list */
+  int head;      /* the first of the head group */
+  int key_tiles; /* to visit; 0 if there is no such query tile: then nothing else counts */
+} query_tile;
+
+/* Four numbers of an entry; the same in all lanes. */
+static __device__ __forceinline__ void part_of_tile(int *words, const dhp_fwd_list *list, int entry, int part) {
+  load_four((uint32_t *)words, (const int32_t *)(list->tiles + entry) + part);
+}
+
+/* Returns this CTA's nth query tile. CT: a function of the block index and of public parameters and lists. */
+static __device__ __forceinline__ query_tile nth_query_tile(const dhp_fwd_params *p, const dhp_fwd_list *list,
+                                                            int nth) {
+  const int cta = (int)blockIdx.x, ctas = (int)gridDim.x;
+  const int item = nth * ctas + (nth & 1 ? ctas - 1 - cta : cta), there = min(item, p->items - 1);
+  query_tile tile;
+  tile.entry = quotient(there, p->by_head_groups);
+  tile.head = (there - tile.entry * p->head_groups) * (ROWS >> p->log2_rows);
+  int loads[4];
+  part_of_tile(loads, list, tile.entry, DHP_TILE_OF_LOADS);
+  tile.key_tiles = item < p->items ? loads[3] : 0;
+  return tile;
+}
+
+/* The first key of the key tile that is visited in this step. */
+static __device__ __forceinline__ int first_key_of(const dhp_fwd_list *list, const query_tile *tile, int step) {
+  int loads[4];
+  part_of_tile(loads, list, tile->entry, DHP_TILE_OF_LOADS);
+  return (loads[2] - step) * TILE_K;
+}
+
+/* How many keys of the tile that is visited first count; it may be more than all, or less than none. */
+static __device__ __forceinline__ int keys_of_first(const dhp_fwd_list *list, const query_tile *tile) {
+  int loads[4];
+  part_of_tile(loads, list, tile->entry, DHP_TILE_OF_LOADS);
+  return loads[0] - loads[2] * TILE_K;
+}
+
+/* The steps before the first of these need the mask, and those from the second on. */
+static __device__ __forceinline__ int masked_steps(const dhp_fwd_list *list, const query_tile *tile) {
+  int steps[4];
+  part_of_tile(steps, list, tile->entry, DHP_TILE_OF_STEPS);
+  return steps[0];
+}
+static __device__ __forceinline__ int plain_end(const dhp_fwd_list *list, const query_tile *tile) {
+  int steps[4];
+  part_of_tile(steps, list, tile->entry, DHP_TILE_OF_STEPS);
+  return steps[1];
+}
+
+/* Where the rows of a query tile end. */
+static __device__ __forceinline__ int end_of_rows(const dhp_fwd_list *list, const query_tile *tile) {
+  int rows[4];
+  part_of_tile(rows, list, tile->entry, DHP_TILE_OF_ROWS);
+  return rows[1];
+}
+
+static __device__ __forceinline__ int first_row(const dhp_fwd_list *list, const query_tile *tile) {
+  int rows[4];
+  part_of_tile(rows, list, tile->entry, DHP_TILE_OF_ROWS);
+  return rows[0];
+}
+
+static __device__ __forceinline__ int is_bad(const dhp_fwd_list *list, const query_tile *tile) {
+  int steps[4];
+  part_of_tile(steps, list, tile->entry, DHP_TILE_OF_STEPS);
+  return steps[2];
+}
+
+/* A row of a query tile. */
+typedef struct query_row {
+  int head, row;
+  int last_key; /* that it sees; negative: none */
+  int first_key;
+} query_row;
+
+/* Row r of those that a thread computes; `first` is the first one, among the rows of its warpgroup. */
+static __device__ __forceinline__ query_row row_of_thread(const dhp_fwd_params *p, const dhp_fwd_list *list,
+                                                          const query_tile *tile, int group, int first, int r) {
+  const int of_group = first + 8 * r, in_tile = (group << p->log2_rows) + (of_group & ((1 << p->log2_rows) - 1));
+  int loads[4], rows[4], steps[4];
+  part_of_tile(loads, list, tile->entry, DHP_TILE_OF_LOADS);
+  part_of_tile(rows, list, tile->entry, DHP_TILE_OF_ROWS);
+  part_of_tile(steps, list, tile->entry, DHP_TILE_OF_STEPS);
+  query_row row;
+  row.head = of_group >> p->log2_rows;
+  row.row = rows[0] + in_tile;
+  row.first_key = rows[3] + in_tile;
+  const int last = min(rows[2] + in_tile, loads[0] - 1), none = steps[2] - 1; /* a bad row is not one that sees none */
+  row.last_key = last < row.first_key ? none : max(last, none);
+  return row;
+}
+
+#endif

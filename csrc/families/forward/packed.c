@@ -1,0 +1,159 @@
+/* packed.c - see packed.h. */
+#include "packed.h"
+
+#include <limits.h>
+#include <string.h>
+
+#include "../../check.h"
+#include "../../error.h"
+#include "../../hopper/chip.h"
+#include "../../kernels/kernel_table.h"
+#include "../tiles/launch.h"
+#include "launch.h"
+#include "params.h"
+
+extern const dhp_family dhp_family_forward;
+
+enum {
+  MAX_ITEMS = INT32_MAX - 1024, /* counted in int32 on the device, up to a round past the last */
+  LEAST_PAGE = 16,
+  ROW_BYTES = 128 /* of a box in shared memory */
+};
+
+static int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+/* Heads of one key head share a tile while the rows of the longest sequence fit. */
+static dhp_packed_plan plan_with(const dhp_varlen *args, const dhp_kernel_info *kernel) {
+  const int64_t *const q = args->packed.q.size;
+  const int64_t heads_per_key_head = q[1] / args->packed.k.size[1];
+  dhp_packed_plan plan = {.kernel = kernel, .heads_per_tile = 1};
+  while (heads_per_key_head % (2 * plan.heads_per_tile) == 0 &&
+         2 * plan.heads_per_tile * args->max_seqlen_q <= kernel->rows)
+    plan.heads_per_tile *= 2;
+  plan.rows = kernel->tile_q / plan.heads_per_tile;
+  plan.entries = dhp_tiles_entries(args, plan.rows);
+  plan.items = plan.entries * (q[1] / plan.heads_per_tile);
+  const int64_t at_a_time = (int64_t)DHP_MULTIPROCESSORS * kernel->ctas_per_sm;
+  plan.grid = plan.items < at_a_time ? plan.items : at_a_time;
+  return plan;
+}
+
+/* Rounds of tiles times the cycles of a step, if every sequence were as long as the others. */
+static double cost_of(const dhp_varlen *args, const dhp_packed_plan *plan) {
+  const int64_t tokens = args->packed.q.size[2], sequences = args->sequences > 0 ? args->sequences : 1;
+  const int64_t tiles = ceil_div(ceil_div(tokens, sequences), plan->rows) * sequences;
+  const int64_t items = tiles * (args->packed.q.size[1] / plan->heads_per_tile);
+  return (double)ceil_div(items, (int64_t)DHP_MULTIPROCESSORS * plan->kernel->ctas_per_sm) * plan->kernel->step_cycles;
+}
+
+static dhp_status check_sizes(const dhp_varlen *args, dhp_error *error) {
+  const int64_t n = args->sequences;
+  if (n > INT_MAX / 2)
+    return dhp_fail(error, DHP_UNSUPPORTED, "cu_seqlens_q: %lld sequences; supported on CUDA: up to %d", (long long)n,
+                    INT_MAX / 2);
+  if (args->page_table && n > 0 && args->page_table_width > INT_MAX / n)
+    return dhp_fail(error, DHP_UNSUPPORTED, "page_table: [%lld, %lld]; supported on CUDA: up to %d entries",
+                    (long long)n, (long long)args->page_table_width, INT_MAX);
+  return DHP_OK;
+}
+
+dhp_status dhp_plan_packed(const dhp_varlen *args, dhp_packed_plan *plan, dhp_error *error) {
+  const dhp_attention *const packed = &args->packed;
+  const int64_t *const q = packed->q.size;
+  *plan = (dhp_packed_plan){0};
+  if (packed->q.dtype != DHP_FLOAT16 && packed->q.dtype != DHP_BFLOAT16)
+    return dhp_fail(error, DHP_UNSUPPORTED, "q: dtype %s; supported on CUDA: float16, bfloat16",
+                    dhp_dtype_name(packed->q.dtype));
+  dhp_status status = dhp_check_cuda_forms(packed, error);
+  if (status == DHP_OK) status = check_sizes(args, error);
+  if (status != DHP_OK) return status;
+  if (dhp_family_forward.count == 0)
+    return dhp_fail(error, DHP_NO_GPU, "this build has no GPU kernels: nvcc was not found when it was built");
+  const dhp_kernel_info *const fitting = dhp_family_kernel(&dhp_family_forward, packed->q.dtype, q[3], "packed out");
+  if (!fitting || q[3] % 8 != 0)
+    return dhp_fail(error, DHP_UNSUPPORTED, "q: head_dim %lld; supported on CUDA: a multiple of 8 up to %d",
+                    (long long)q[3], dhp_cuda_max_head_dim());
+  if (q[1] == 0 || q[2] == 0) return DHP_OK;
+  double lowest = 0.;
+  for (int i = 0; i < dhp_family_forward.count; i++) {
+    const dhp_kernel_info *const kernel = &dhp_family_forward.kernels[i];
+    if (kernel->dtype != packed->q.dtype || kernel->head_dim != fitting->head_dim ||
+        strcmp(kernel->part, fitting->part) != 0)
+      continue;
+    const dhp_packed_plan with = plan_with(args, kernel);
+    const double cost = cost_of(args, &with);
+    if (plan->kernel && cost >= lowest) continue;
+    *plan = with;
+    lowest = cost;
+  }
+  if (plan->entries > MAX_ITEMS || plan->items > MAX_ITEMS)
+    return dhp_fail(error, DHP_UNSUPPORTED, "q: up to %lld tiles of %lld rows; supported on CUDA: up to %d",
+                    (long long)plan->items, (long long)plan->rows, MAX_ITEMS);
+  return DHP_OK;
+}
+
+/* Keys of a piece: of a key tile, within a page. */
+static int piece_of(const dhp_varlen *args, int tile_k) {
+  if (!args->page_table) return tile_k;
+  int piece = LEAST_PAGE;
+  while (2 * piece <= args->packed.k.size[2] && tile_k % (2 * piece) == 0)
+    piece *= 2;
+  return piece;
+}
+
+static int log2_of(int64_t power) {
+  int log = 0;
+  while ((int64_t)1 << log < power)
+    log++;
+  return log;
+}
+
+static dhp_status encode_maps(const dhp_session *session, const dhp_varlen *args, const dhp_packed_plan *plan,
+                              int piece, dhp_tensor_map maps[3], dhp_error *error) {
+  const dhp_tensor *const q = &args->packed.q;
+  /* without a single key nothing is read of k and v: any readable tensor serves */
+  const int has_keys = args->packed.k.size[0] > 0 && args->packed.k.size[2] > 0;
+  const dhp_tensor *const k = has_keys ? &args->packed.k : q, *const v = has_keys ? &args->packed.v : q;
+  const int rows = plan->kernel->rows / plan->heads_per_tile; /* of one head, in a warpgroup */
+  dhp_status status = dhp_tensor_map_encode(session, &maps[0], q, q->size[2], rows, plan->heads_per_tile, error);
+  if (status == DHP_OK) status = dhp_tensor_map_encode(session, &maps[1], k, k->size[2], piece, 1, error);
+  if (status == DHP_OK) status = dhp_tensor_map_encode(session, &maps[2], v, v->size[2], piece, 1, error);
+  return status;
+}
+
+dhp_status dhp_packed_launch(const dhp_varlen *args, const dhp_packed_plan *plan, int device, void *stream,
+                             dhp_error *error) {
+  dhp_session session;
+  dhp_status status = dhp_session_begin(&session, device, error);
+  if (status != DHP_OK) return status;
+  const dhp_attention *const packed = &args->packed;
+  const int tile_k = plan->kernel->tile_k, piece = piece_of(args, tile_k);
+  const int is_paged = args->page_table != NULL;
+  const int has_entries = is_paged && args->sequences > 0 && args->page_table_width > 0;
+  const int64_t page_keys = packed->k.size[2];
+  dhp_tensor_map maps[3];
+  status = encode_maps(&session, args, plan, piece, maps, error);
+  if (status == DHP_OK) status = dhp_tiles_launch(&session, args, plan->rows, tile_k, args->workspace, stream, error);
+  if (status == DHP_OK) {
+    dhp_fwd_params params = dhp_forward_params(packed, plan->kernel->rows / plan->heads_per_tile);
+    params.items = (int32_t)plan->items;
+    params.head_groups = (int32_t)(packed->q.size[1] / plan->heads_per_tile);
+    params.by_head_groups = dhp_divisor_of(params.head_groups);
+    params.by_heads_per_key_head = dhp_divisor_of(params.heads_per_key_head);
+    dhp_fwd_list list = {
+        .tiles = args->workspace,
+        .page_table = has_entries ? args->page_table : args->workspace,
+        .pieces = tile_k / piece,
+        .piece_keys = piece,
+        .piece_bytes = piece * ROW_BYTES,
+        .log2_page = is_paged ? log2_of(page_keys) : 0,
+        .with_pages = is_paged ? -1 : 0,
+        .row_in_page = is_paged ? (int32_t)page_keys - 1 : -1,
+    };
+    void *arguments[] = {&maps[0], &maps[1], &maps[2], &params, &list};
+    const int may_overlap = plan->grid <= DHP_MULTIPROCESSORS;
+    status = dhp_session_launch(&session, plan->kernel, plan->grid, arguments, may_overlap, stream, error);
+  }
+  dhp_session_end(&session);
+  return status;
+}
