@@ -21,7 +21,7 @@ CSRC = ROOT / "csrc"
 SHARED_STUBS = ROOT / "tests" / "stubs"  # what the stubs of both folders are made of
 
 sys.path.insert(0, str(CSRC / "kernels"))
-import families  # noqa: E402
+import families as families  # noqa: E402  for whoever imports this file
 
 COMPILER = shlex.split(os.environ.get("CXX", "c++"))
 C_COMPILER = shlex.split(os.environ.get("CC", "cc"))
@@ -50,16 +50,14 @@ def compile_with(compiler: list[str], source: Path, target: Path, *options: str)
     return target
 
 
-def copy_sources(
-    family: families.Family, source: str, folder: Path, changes: tuple[Substitution, ...], stub: Path
-) -> Path:
-    """The family's headers and its file `source` under `folder`, each change made in the one place where its text
-    stands, and `stub` in place of ptx.cuh. Returns the copy of the family's folder."""
+def copy_sources(sources: list[Path], folder: Path, changes: tuple[Substitution, ...], stub: Path) -> Path:
+    """These files of families, the headers beside them and those of csrc/hopper under `folder`, each change made in the
+    one place where its text stands, and `stub` in place of ptx.cuh. Returns the copy of the first file's folder."""
     texts = {
         path.relative_to(CSRC): path.read_text()
-        for part in (CSRC / "hopper", family.folder)
+        for part in dict.fromkeys((CSRC / "hopper", *(source.parent for source in sources)))
         for path in sorted(part.iterdir())
-        if path.suffix in (".cuh", ".h") or path.name == source
+        if path.suffix in (".cuh", ".h") or path in sources
     }
     texts[Path("ct.h")] = (CSRC / "ct.h").read_text()
     for old, new in changes:
@@ -73,4 +71,4 @@ def copy_sources(
     for path, text in texts.items():
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
         (folder / path).write_text(text)
-    return folder / family.folder.relative_to(CSRC)
+    return folder / sources[0].parent.relative_to(CSRC)

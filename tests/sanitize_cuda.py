@@ -17,6 +17,7 @@ from torch import Tensor
 
 import dhp_safe_fa
 from dhp_safe_fa import _inspect
+from dhp_safe_fa.gates.families.packed import attend as attend_packed
 
 SHAPES = [  # B, Hq, Hk, Sq, Sk
     (1, 2, 2, 65, 129),
@@ -37,6 +38,13 @@ class Call(NamedTuple):
     is_causal: bool
     causal_offset: int
 
+    def packed_kernels(self) -> list[str]:
+        """Of those that serve it as packed sequences."""
+        q, k = ((size[0] * size[2], size[1], size[3]) for size in (self.q, self.k))
+        plan = _inspect.plan_packed(q, k, self.dtype, self.q[0], self.q[2], self.k[2])
+        assert plan is not None
+        return ["tiles", str(plan["kernel"])]
+
     def kernels(self) -> list[str]:
         """Names of the shipped kernels that serve it and its gradients, with dq and without."""
         plan = _inspect.plan(*self)
@@ -48,7 +56,7 @@ class Call(NamedTuple):
 def calls() -> Iterator[Call]:
     for dtype, d in itertools.product(("float16", "bfloat16"), (64, 56, 128, 72, 256, 200)):
         for b, hq, hk, sq, sk in SHAPES:
-            for is_causal, offset in ((False, 0), (True, sk - sq), (True, -70)):
+            for is_causal, offset in ((False, 0), (True, 0), (True, sk - sq), (True, -70)):
                 yield Call((b, hq, sq, d), (b, hk, sk, d), dtype, is_causal, offset)
 
 
@@ -100,6 +108,14 @@ def main() -> None:
         finished = not any(bool(gone.all()) for gone in failed)
         for kernel in call.kernels()[: 1 if forward_failed else None]:
             right[kernel] += finished
+        if call.is_causal and call.causal_offset:
+            continue  # packed sequences have other places for their queries
+        packed_out, packed_lse = attend_packed((q, k, v), call.is_causal)
+        gone = packed_out.isnan().all(3) & packed_lse.isnan()
+        differs = (packed_out != out).any(3) | (packed_lse != lse)
+        assert not bool((differs & ~gone & ~lost).any()), f"packed rows have other bits: {call}"
+        for kernel in call.packed_kernels():
+            right[kernel] += not bool(gone.all())
         closed += any(bool(gone.any()) for gone in failed)
     missing = [kernel for kernel, count in right.items() if count == 0]
     assert not missing, f"these kernels gave no right row: {missing}"

@@ -21,6 +21,7 @@ from reference import (
 
 import dhp_safe_fa
 from dhp_safe_fa import _inspect
+from dhp_safe_fa.gates.families.packed import attend as attend_packed
 
 KERNELS: list[dict[str, Any]] = _inspect.kernels()
 
@@ -186,13 +187,15 @@ CALLS = [
 
 
 def calls_of(kernel: dict[str, Any]) -> list[tuple[int, int, int, int, int]]:
-    """Those that launch the kernel: themselves, or for their gradients, with dq or without."""
+    """Those that launch the kernel: themselves, for their gradients, with dq or without, or as packed sequences."""
     d, dtype = kernel["head_dim"], kernel["dtype"]
 
     def launched(b: int, hq: int, hk: int, sq: int, sk: int) -> list[str]:
         q, k = (b, hq, sq, d), (b, hk, sk, d)
         backward = [each for need in (True, False) for each in _inspect.plan_backward(q, k, dtype, need_dq=need)]
-        return [plan(q, k, dtype)["kernel"], *(each["kernel"] for each in backward)]
+        packed = _inspect.plan_packed((b * sq, hq, d), (b * sk, hk, d), dtype, b, sq, sk)
+        assert packed is not None
+        return [plan(q, k, dtype)["kernel"], *(each["kernel"] for each in backward), packed["kernel"], "tiles"]
 
     return [call for call in CALLS if kernel["name"] in launched(*call)]
 
@@ -204,7 +207,8 @@ def test_every_shipped_kernel_is_used(kernel: dict[str, Any]) -> None:
 
 @needs_kernels
 def test_the_sanitizers_meet_every_kernel() -> None:
-    assert {name for call in sanitize_cuda.calls() for name in call.kernels()} == {kernel["name"] for kernel in KERNELS}
+    met = {name for call in sanitize_cuda.calls() for name in (*call.kernels(), *call.packed_kernels())}
+    assert met == {kernel["name"] for kernel in KERNELS}
 
 
 @needs_hopper
@@ -218,6 +222,9 @@ def test_every_shipped_kernel_is_right(kernel: dict[str, Any], rng: torch.Genera
                 out, lse = attend(q, k, v, is_causal, causal_offset=offset)
                 check = assert_accurate if out.numel() >= ELEMENTS_FOR_NORM else assert_matches
                 check(out, lse, reference(q, k, v, is_causal, causal_offset=offset))
+            elif kernel["part"] in ("packed out", "tiles"):
+                out, lse = attend_packed((q, k, v), is_causal)
+                assert_matches(out, lse, reference(q, k, v, is_causal))
             else:
                 grad_out = normal(rng, tuple(q.shape), target)
                 mask = {"is_causal": is_causal, "causal_offset": offset}

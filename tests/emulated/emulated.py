@@ -1,5 +1,5 @@
-"""The forward's host code and one of its kernels as a library for the CPU, run on the machine of machine.h. For small
-shapes: a key tile takes some milliseconds."""
+"""The forward's host code and one of its kernels, with the one that lists query tiles for it if it goes through a list,
+as a library for the CPU, run on the machine of machine.h. For small shapes: a key tile takes some milliseconds."""
 
 from __future__ import annotations
 
@@ -38,10 +38,17 @@ HOST = [
     "families/forward/plan.c",
     "families/forward/schedule.c",
     "families/forward/launch.c",
+    "families/forward/packed.c",
+    "families/tiles/launch.c",
+    "varlen.c",
 ]
 
-FAMILY = next(family for family in families.families() if family.name == "forward")
-KERNELS = [kernel for kernel in FAMILY.kernels if kernel.dtype == "bfloat16"]
+Shipped = tuple[families.Family, families.Kernel]
+
+FAMILY = {family.name: family for family in families.families() if family.name in ("forward", "tiles")}
+OF_FORWARD = [kernel for kernel in FAMILY["forward"].kernels if kernel.dtype == "bfloat16"]
+KERNELS = [kernel for kernel in OF_FORWARD if kernel.part == "out"]
+LISTED = [kernel for kernel in OF_FORWARD if kernel.part == "packed out"]
 
 
 def compile_host(folder: Path) -> list[Path]:
@@ -55,28 +62,39 @@ def compile_host(folder: Path) -> list[Path]:
     return objects
 
 
-def compile_table(kernel: families.Kernel, folder: Path) -> Path:
-    """The table of a build that ships this kernel alone; its machine code is empty."""
+def compile_table(shipped: list[Shipped], folder: Path) -> Path:
+    """The table of a build that ships these kernels alone; their machine code is empty."""
     cubin, source = folder / "empty.cubin", folder / "kernel_table.c"
     cubin.touch()
-    source.write_text(build_cubins.table_source([build_cubins.Cubin(FAMILY, kernel, cubin, "", 0, 0)], [FAMILY]))
+    cubins = [build_cubins.Cubin(family, kernel, cubin, "", 0, 0) for family, kernel in shipped]
+    source.write_text(build_cubins.table_source(cubins, list(FAMILY.values())))
     return compile_with(C_COMPILER, source, folder / "kernel_table.o", *FLAGS, *OF_HOST)
 
 
-def compile_kernel(kernel: families.Kernel, folder: Path, changes: tuple[Substitution, ...]) -> Path:
-    sources = copy_sources(FAMILY, FAMILY.source, folder, changes, STUBS / "ptx.cuh")
-    includes = [f"-I{path}" for path in (sources, STUBS, SHARED_STUBS)]
+def compile_kernel(shipped: Shipped, folder: Path, changes: tuple[Substitution, ...]) -> Path:
+    family, kernel = shipped
+    sources = [
+        family.folder / family.source,
+        *(one.folder / one.source for one in FAMILY.values() if one is not family),
+    ]
+    copy = copy_sources(sources, folder, changes, STUBS / "ptx.cuh")
+    includes = [f"-I{path}" for path in (copy, STUBS, SHARED_STUBS)]
     options = ["-std=c++17", *OF_KERNELS, "-Wno-maybe-uninitialized", "-Wno-unused-function", *includes]
     macros = [f"-D{name}={value}" for name, value in kernel.macros.items()]
-    return compile_with(COMPILER, EMULATED / "kernel.cpp", folder / "kernel.o", *FLAGS, *options, *macros)
+    named = [f'-DKERNEL_NAME="{kernel.name}"', f'-DKERNEL_SOURCE="{family.source}"', f"-DOF_{family.name.upper()}=1"]
+    target = folder / f"{kernel.name}.o"
+    return compile_with(COMPILER, EMULATED / "kernel.cpp", target, *FLAGS, *options, *macros, *named)
 
 
 def build(folder: Path, kernel: families.Kernel, host: list[Path], changes: tuple[Substitution, ...] = ()) -> Emulator:
-    """A library in which this kernel, changed as told, is all there is; `host`: of compile_host."""
+    """A library in which this kernel of the forward, changed as told, is all there is; `host`: of compile_host."""
     folder.mkdir(exist_ok=True)
-    objects = [compile_kernel(kernel, folder, changes), compile_table(kernel, folder), *host]
+    shipped = [(FAMILY["forward"], kernel)]
+    if kernel in LISTED:
+        shipped += [(FAMILY["tiles"], lister) for lister in FAMILY["tiles"].kernels]
+    kernels = [compile_kernel(one, folder, changes) for one in shipped]
     library = folder / "libemulated.so"
-    result = run(*COMPILER, "-shared", *objects, "-o", library)
+    result = run(*COMPILER, "-shared", *kernels, compile_table(shipped, folder), *host, "-o", library)
     assert result.returncode == 0, result.stderr
     return Emulator(ctypes.CDLL(str(library)))
 
@@ -96,6 +114,15 @@ class CAttention(ctypes.Structure):
         ("scale", ctypes.c_double), ("is_causal", ctypes.c_int), ("causal_offset", ctypes.c_int64),
         ("is_windowed", ctypes.c_int), ("window_left", ctypes.c_int64), ("window_right", ctypes.c_int64),
         ("softcap", ctypes.c_double), ("sinks", ctypes.c_void_p),
+    ]  # fmt: skip
+
+
+class CVarlen(ctypes.Structure):
+    _fields_ = [
+        ("packed", CAttention), ("sequences", ctypes.c_int64), ("cu_seqlens_q", ctypes.c_void_p),
+        ("cu_seqlens_k", ctypes.c_void_p), ("seqused_k", ctypes.c_void_p), ("leftpad_k", ctypes.c_void_p),
+        ("page_table", ctypes.c_void_p), ("page_table_width", ctypes.c_int64), ("max_seqlen_q", ctypes.c_int64),
+        ("max_seqlen_k", ctypes.c_int64), ("is_bottom_right", ctypes.c_int), ("workspace", ctypes.c_void_p),
     ]  # fmt: skip
 
 
@@ -137,3 +164,36 @@ class Emulator:
         if status != 0:
             raise Violation(error.text.decode())
         return lse
+
+    def varlen(
+        self, q: Tensor, k: Tensor, v: Tensor, out: Tensor, cu_seqlens_q: Tensor, max_seqlen_q: int, max_seqlen_k: int,
+        cu_seqlens_k: Tensor | None = None, seqused_k: Tensor | None = None, leftpad_k: Tensor | None = None,
+        page_table: Tensor | None = None, is_causal: bool = False, window: tuple[int, int] = (-1, -1),
+        is_bottom_right: bool = True,
+    ) -> Tensor:  # fmt: skip
+        """Writes `out`, returns lse; tensors as those of attention_varlen, in bfloat16 and int32."""
+        lse = torch.full((q.shape[1], q.shape[0]), torch.nan)
+        keys = [t.transpose(1, 2) if page_table is not None else packed(t) for t in (k, v)]
+        call = CAttention(
+            q=c_tensor(packed(q)), k=c_tensor(keys[0]), v=c_tensor(keys[1]), out=c_tensor(packed(out)),
+            lse=lse.data_ptr(), scale=q.shape[2] ** -0.5, is_causal=is_causal, is_windowed=window != (-1, -1),
+            window_left=window[0], window_right=window[1],
+        )  # fmt: skip
+        numbers = [t if t is None else t.data_ptr() for t in (cu_seqlens_k, seqused_k, leftpad_k, page_table)]
+        args = CVarlen(
+            call, cu_seqlens_q.numel() - 1, cu_seqlens_q.data_ptr(), *numbers,
+            0 if page_table is None else page_table.shape[1], max_seqlen_q, max_seqlen_k, is_bottom_right,
+        )  # fmt: skip
+        self.library.dhp_varlen_workspace.restype = ctypes.c_size_t
+        workspace = torch.full((self.library.dhp_varlen_workspace(ctypes.byref(args), 1) + 16,), 255, dtype=torch.uint8)
+        args.workspace = (workspace.data_ptr() + 15) // 16 * 16
+        error = CError()
+        status = self.library.dhp_varlen_cuda(ctypes.byref(args), 0, None, ctypes.byref(error))
+        if status != 0:
+            raise Violation(error.text.decode())
+        return lse
+
+
+def packed(t: Tensor) -> Tensor:
+    """[tokens, H, D] as [1, H, tokens, D]."""
+    return t.transpose(0, 1)[None]

@@ -4,6 +4,7 @@
 #include <string.h>
 #include <ucontext.h>
 
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -48,7 +49,7 @@ std::map<uint32_t, Mbarrier> mbarriers;
 NamedBarrier named_barriers[NAMED_BARRIERS];
 std::vector<char> memory;
 ucontext_t scheduler;
-const std::function<void()> *code;
+std::function<void()> code;
 int current, block, blocks;
 std::string violation;
 
@@ -63,7 +64,7 @@ void await_change(const long *number) {
 }
 
 void thread_main() {
-  (*code)();
+  code();
   self().ended = true;
   give_way();
 }
@@ -158,10 +159,17 @@ void run_block(int count) {
 
 } // namespace
 
-const char *run(int64_t grid, int count, const std::function<void()> &kernel) {
+static std::map<std::string, void (*)(void **)> &launchables() {
+  static std::map<std::string, void (*)(void **)> all; /* there before any kernel is added, in whatever file */
+  return all;
+}
+
+Launchable::Launchable(const char *name, void (*kernel)(void **)) { launchables()[name] = kernel; }
+
+const char *launch(const char *name, int64_t grid, int count, void **arguments) {
   violation.clear();
   if (threads.empty()) threads.resize(MAX_THREADS);
-  code = &kernel;
+  code = [kernel = launchables().at(name), arguments] { kernel(arguments); };
   blocks = (int)grid;
   for (block = 0; block < blocks && violation.empty(); block++)
     run_block(count);

@@ -12,8 +12,6 @@
 
 #include <stdint.h>
 
-#include <functional>
-
 namespace emulated {
 
 enum {
@@ -30,8 +28,13 @@ struct TensorMap {
   int box_rows, box_heads;
 };
 
-/* One run of a kernel's code. Returns NULL, or a sentence that says what cannot be. */
-const char *run(int64_t grid, int threads, const std::function<void()> &kernel);
+/* A kernel that the library has, as a function of a launch's arguments. */
+struct Launchable {
+  Launchable(const char *name, void (*kernel)(void **arguments));
+};
+
+/* Runs it. Returns NULL, or a sentence that says what cannot be. */
+const char *launch(const char *name, int64_t grid, int threads, void **arguments);
 
 /* ---- of the thread that runs ------------------------------------------------------------------------------------ */
 

@@ -12,8 +12,6 @@ extern "C" {
 #include "../../csrc/error.h"
 #include "../../csrc/kernels/kernel_table.h"
 
-void run_kernel(void **arguments); /* kernel.cpp */
-
 dhp_status dhp_session_begin(dhp_session *session, int, dhp_error *) {
   *session = {};
   return DHP_OK;
@@ -39,12 +37,15 @@ dhp_status dhp_tensor_map_encode(const dhp_session *, dhp_tensor_map *map, const
 
 dhp_status dhp_session_launch(const dhp_session *, const dhp_kernel_info *kernel, int64_t grid, void **arguments, int,
                               void *, dhp_error *error) {
-  const char *const wrong = emulated::run(grid, kernel->threads, [=] { run_kernel(arguments); });
+  const char *const wrong = emulated::launch(kernel->name, grid, kernel->threads, arguments);
   return wrong ? dhp_fail(error, DHP_DRIVER_ERROR, "%s: %s", kernel->name, wrong) : DHP_OK;
 }
 
 /* The CPU's kernels have no part in this. */
-dhp_status dhp_cpu_forward(const dhp_attention *, const dhp_executor *, dhp_error *error) {
-  return dhp_fail(error, DHP_UNSUPPORTED, "q: not emulated on CPU");
+static dhp_status no_cpu(dhp_error *error) { return dhp_fail(error, DHP_UNSUPPORTED, "q: not emulated on CPU"); }
+dhp_status dhp_cpu_forward(const dhp_attention *, const dhp_executor *, dhp_error *error) { return no_cpu(error); }
+dhp_status dhp_cpu_varlen(const dhp_varlen *, const dhp_executor *, dhp_error *error) { return no_cpu(error); }
+dhp_status dhp_cpu_varlen_backward(const dhp_varlen_backward *, const dhp_executor *, dhp_error *error) {
+  return no_cpu(error);
 }
 }

@@ -7,7 +7,6 @@ tests/schedule, tests/attention.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
 from pathlib import Path
 from random import Random
 from typing import NamedTuple
@@ -15,12 +14,14 @@ from typing import NamedTuple
 import pytest
 import torch
 from compiling import Substitution, families, needs_c, needs_compiler
-from emulated import KERNELS, Emulator, Violation, build, compile_host
+from emulated import KERNELS, Emulator, Violation, build
 from harness import same_bits
 from reference import reference
 from torch import Tensor
 
 pytestmark = [needs_compiler, needs_c]
+
+Emulators = Callable[[families.Kernel], Emulator]  # of conftest.py
 
 # bfloat16 of out and of the probabilities; float32 sums of lse.
 OUT_ERROR, LSE_ERROR = 4e-3, 1e-5
@@ -100,20 +101,6 @@ def compute(emulator: Emulator, call: Call, seed: int) -> tuple[Tensor, Tensor]:
         assert error.max() <= 4 * OUT_ERROR
         assert (result.double() - want).norm() <= OUT_ERROR * want.norm()
     return result, lse
-
-
-Emulators = Callable[[families.Kernel], Emulator]
-
-
-@pytest.fixture(scope="module")
-def host(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    return compile_host(tmp_path_factory.mktemp("host"))
-
-
-@pytest.fixture(scope="module")
-def emulators(tmp_path_factory: pytest.TempPathFactory, host: list[Path]) -> Emulators:
-    """That of a kernel, built once."""
-    return cache(lambda kernel: build(tmp_path_factory.mktemp(kernel.name), kernel, host))
 
 
 @pytest.fixture(scope="module", params=KERNELS, ids=lambda kernel: kernel.name)

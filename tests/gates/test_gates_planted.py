@@ -43,7 +43,7 @@ def test_not_run_without_a_driver(monkeypatch: pytest.MonkeyPatch) -> None:
         launching.Planted(controls.Controls({}, []))
 
 
-FORWARD = [kernel for kernel in _inspect.kernels() if kernel["family"] == "forward"]
+FORWARD = [kernel for kernel in _inspect.kernels() if kernel["part"] == "out"]
 
 
 @pytest.mark.parametrize("kernel", FORWARD, ids=lambda kernel: str(kernel["name"]))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from compiling import COMPILER, OF_KERNELS, ROOT, SHARED_STUBS, Substitution, compile_with, copy_sources, families
+from compiling import COMPILER, CSRC, OF_KERNELS, ROOT, SHARED_STUBS, Substitution, compile_with, copy_sources, families
 
 SCHEDULE = ROOT / "tests" / "schedule"
 
@@ -34,6 +34,7 @@ class Simulated:
             next to each other, and ones that are longer than the stages.
         mutations: mistakes that must be found.
         source: the file of the family whose kernels these are, if it is another than the family's own.
+        part: of these kernels, if the file makes several forms.
     """
 
     name: str
@@ -42,6 +43,7 @@ class Simulated:
     mutations: tuple[Mutation, ...]
     model: tuple[str, ...] = ("model.cpp",)
     source: str = ""
+    part: str = ""
 
     @property
     def family(self) -> families.Family:
@@ -51,6 +53,8 @@ class Simulated:
     def kernels(self) -> list[families.Kernel]:
         """One of each choice of constants: the dtype does not matter to a schedule."""
         of_source = [kernel for kernel in self.family.kernels if kernel.source == self.source]
+        if self.part:
+            of_source = [kernel for kernel in of_source if kernel.part == self.part]
         return [kernel for kernel in of_source if kernel.dtype == "float16"]
 
     @property
@@ -74,7 +78,8 @@ def compile_kernel(
     """An object: `source` of the family's folder here, which includes the changed kernel with these constants."""
     kernel_source = kernel.source or simulated.family.source
     stub = SCHEDULE / "stubs" / "ptx.cuh"
-    sources = copy_sources(simulated.family, kernel_source, folder, changes, stub)
+    lister = CSRC / "families" / "tiles" / "tiles.cu"  # for its headers
+    sources = copy_sources([simulated.family.folder / kernel_source, lister], folder, changes, stub)
     includes = [sources, SCHEDULE / simulated.name, SCHEDULE / "stubs", SHARED_STUBS, SCHEDULE]
     macros = {**kernel.macros, "KERNEL_SOURCE": f'"{kernel_source}"'}
     options = [*OF_KERNELS, optimization, *(f"-D{name}={value}" for name, value in macros.items())]

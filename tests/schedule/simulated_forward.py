@@ -56,7 +56,9 @@ MUTATIONS = (
         "awaited_before_it_is_asked_for",
         (("LOOK_AHEAD(); BEGIN_WAIT(); wgmma_wait(0);", "BEGIN_WAIT(); LOOK_AHEAD(); wgmma_wait(0);"),),
     ),
-    Mutation("own_pairs_past_the_end", (("(!ASKS_EARLY && t < now.key_tiles - STAGES)", "(t < now.key_tiles)"),)),
+    Mutation(
+        "own_pairs_past_the_end", (("define PLAIN_END (now.key_tiles - STAGES)", "define PLAIN_END now.key_tiles"),)
+    ),
     Mutation(
         "own_pairs_of_the_next_head", (("now->key_head,\n            now->batch", "now->key_head + 1, now->batch"),)
     ),
@@ -102,13 +104,47 @@ MUTATIONS = (
 
 FORWARD = Simulated(
     name="forward",
+    part="out",
     scheduled=(
-        ("query_tile now = nth_query_tile(&p, nth);", "query_tile now = scheduled_tile<query_tile>(nth);"),
+        ("query_tile now = nth_query_tile(&p, LIST nth);", "query_tile now = scheduled_tile<query_tile>(nth);"),
         (
-            "next = nth_query_tile(&p, ++nth);",
+            "next = nth_query_tile(&p, LIST ++nth);",
             "next = scheduled_tile<query_tile>(++nth);",
         ),
     ),
     tiles_and_steps=((4, 4), (2, 9)),
     mutations=MUTATIONS,
+)
+
+# The same with query tiles in a list: it is read as the kernel reads it.
+LISTED = Simulated(
+    name="forward",
+    scheduled=(),
+    tiles_and_steps=FORWARD.tiles_and_steps,
+    part="packed out",
+    mutations=(
+        Mutation("a_tile_too_far", (("(loads[2] - tile->step) * TILE_K +", "(loads[2] - tile->step - 1) * TILE_K +"),)),
+        Mutation(
+            "keys_of_another_sequence",
+            (
+                (
+                    "place.row = (key & list->row_in_page) + (key_row",
+                    "place.row = (key & list->row_in_page) + 1 + (key_row",
+                ),
+            ),
+        ),
+        Mutation(
+            "a_warp_goes_on_uncleared",
+            (("bar_sync(1, CLEARED + group, WARPGROUP_THREADS);", "bar_sync(1, CLEARED + group, CTA_THREADS + 32);"),),
+        ),
+        Mutation(
+            "rows_of_the_next_tile",
+            (
+                (
+                    "SET_STORED(now); for (int r = 0; r < THREAD_ROWS; r++) { STORE_OUTPUT",
+                    "SET_STORED(next); for (int r = 0; r < THREAD_ROWS; r++) { STORE_OUTPUT",
+                ),
+            ),
+        ),
+    ),
 )

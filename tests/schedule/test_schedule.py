@@ -13,10 +13,10 @@ import pytest
 from compiling import COMPILER, Substitution, families, needs_compiler, run
 from simulated import SCHEDULE, VIOLATION, Mutation, Simulated, compile_kernel, compile_object
 from simulated_backward import BACKWARD
-from simulated_forward import FORWARD
+from simulated_forward import FORWARD, LISTED
 from simulated_one_pass import ONE_PASS
 
-SIMULATED = [FORWARD, BACKWARD, ONE_PASS]
+SIMULATED = [FORWARD, LISTED, BACKWARD, ONE_PASS]
 MACHINE = ("simulator", "barriers", "products", "main")
 SCHEDULES = 4  # random ones for each sequence of tiles
 

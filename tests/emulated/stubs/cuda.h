@@ -20,6 +20,10 @@ template <class T> static inline T of_lane(T x, int lane) {
 template <class T> static inline T __shfl_xor_sync(unsigned, T x, int mask) {
   return of_lane(x, (emulated::thread_index() % emulated::WARP) ^ mask);
 }
+template <class T> static inline T __shfl_up_sync(unsigned, T x, int by) {
+  const int lane = emulated::thread_index() % emulated::WARP;
+  return of_lane(x, lane < by ? lane : lane - by);
+}
 template <class T> static inline T __shfl_sync(unsigned, T x, int lane) { return of_lane(x, lane); }
 #define CTA_BARRIER 0
 #define __syncthreads() emulated::named_barrier(CTA_BARRIER, CTA_THREADS, true)

@@ -53,6 +53,17 @@ static inline void load_matrices(uint32_t *x, uint32_t from) {
     memcpy(&x[m], emulated::shared((uint32_t)rows[8 * m + lane / 4], 16) + lane % 4 * 4, 4);
 }
 
+static inline void clear_shared_four(int go, uint32_t to) {
+  if (go) memset(emulated::shared(to, 16), 0, 16);
+}
+static inline void fence_async_shared() {}
+
+static inline void load_four(uint32_t *x, const void *from) { memcpy(x, from, 16); }
+static inline int load_word(const int32_t *from) { return *from; }
+
+static inline void store_word(int go, uint32_t *to, uint32_t x) {
+  if (go) *to = x;
+}
 static inline void store_one(int go, float *to, float x) {
   if (go) *to = x;
 }

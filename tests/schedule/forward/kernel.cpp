@@ -5,6 +5,7 @@
  */
 #include "model.h"
 
+#if !LISTED
 template <class Tile> static Tile scheduled_tile(int nth) {
   const forward::QueryTile at = forward::tile_at(nth);
   Tile tile;
@@ -16,11 +17,12 @@ template <class Tile> static Tile scheduled_tile(int nth) {
   tile.masked = at.masked;
   return tile;
 }
+#endif
 
 #include "attention_fwd.cu"
 
-Index blockIdx, gridDim; /* only nth_query_tile reads them, and it is not called */
-char shared[1];          /* never touched: addresses are numbers here */
+Index blockIdx = {0}, gridDim = {1};
+char shared[1]; /* never touched: addresses are numbers here */
 
 extern const forward::Shape forward::shape = {
     HEAD_DIM,
@@ -36,7 +38,33 @@ extern const forward::Shape forward::shape = {
     DHP_SHARED_ALIGN + SHARED_K,
     DHP_SHARED_ALIGN + SHARED_V,
     DHP_SHARED_ALIGN + SHARED_BARRIERS,
+    LISTED != 0,
 };
+
+#if LISTED
+#include <vector>
+
+/* What the family tiles would have written. Rows see all keys: what is hidden is no matter of the schedule. */
+static std::vector<dhp_listed_tile> list_of_tiles() {
+  std::vector<dhp_listed_tile> list;
+  for (int i = 0; i < forward::tile_count(); i++) {
+    const forward::QueryTile at = forward::tile_at(i);
+    dhp_listed_tile entry = {};
+    entry.keys = at.key_tiles * TILE_K;
+    entry.key_row = at.key_row;
+    entry.last_tile = at.key_tiles - 1;
+    entry.key_tiles = at.key_tiles;
+    entry.row = at.row;
+    entry.row_end = at.row + WARPGROUPS * ROWS;
+    entry.last_key = DHP_TILES_FAR;
+    entry.first_key = -DHP_TILES_FAR;
+    entry.masked = at.masked;
+    entry.plain_end = at.plain_end;
+    list.push_back(entry);
+  }
+  return list;
+}
+#endif
 
 void model::run_warp() {
   dhp_fwd_params p = {};
@@ -53,5 +81,15 @@ void model::run_warp() {
     p.log2_rows++;
   p.scale = p.scale_log2 = 1.f;
   p.highest_score = 1e30f;
+#if LISTED
+  const std::vector<dhp_listed_tile> tiles = list_of_tiles();
+  p.items = (int32_t)tiles.size();
+  p.head_groups = p.heads_per_key_head = 1;
+  p.by_head_groups = p.by_heads_per_key_head = dhp_divisor_of(1);
+  static const int32_t no_page = 0;
+  const dhp_fwd_list list = {tiles.data(), &no_page, 1, TILE_K, TILE_K * ROW_BYTES, 0, 0, -1};
+  dhp_attention_fwd({forward::QUERIES}, {forward::KEYS}, {forward::VALUES}, p, list);
+#else
   dhp_attention_fwd({forward::QUERIES}, {forward::KEYS}, {forward::VALUES}, p);
+#endif
 }

@@ -99,15 +99,21 @@ int group_of(int warp) { return warp / sim::WARPS_PER_GROUP; }
 
 QueryTile forward::tile_at(int nth) {
   if (nth < (int)tiles.size()) return tiles[(size_t)nth];
-  return {0, 0, 0, 0, 0, 0};
+  return {0, 0, 0, 0, 0, 0, 0, 0};
 }
+
+int forward::tile_count() { return (int)tiles.size(); }
 
 /* Query tiles that differ in all they can, so that no tile of one passes for another's. */
 sim::Layout model::begin(const std::vector<int> &lengths) {
   tiles.clear();
   for (int i = 0; i < (int)lengths.size(); i++) {
     const int n = lengths[(size_t)i];
-    tiles.push_back({i, 7 + i, 3 + 2 * i, 512 * i, n, sim::random(n + 1)});
+    const int masked = sim::random(n + 1);
+    if (shape.listed)
+      tiles.push_back({0, 0, 0, 512 * i, n, masked, 7 + 5000 * i, sim::random(n + 1)});
+    else
+      tiles.push_back({i, 7 + i, 3 + 2 * i, 512 * i, n, masked, 0, 0});
   }
   visits.clear();
   for (const QueryTile &tile : tiles)
@@ -167,8 +173,9 @@ int begin_step_of_scores(uint32_t k_descriptor, int accumulate) {
   const Visit &visit = next_to_score();
   const int column = step * STEP_COLUMNS, in_box = column % shape.box_columns;
   sim::require((accumulate != 0) == (step > 0), "S begins with the sums before it, or loses its own");
-  sim::read(sim::address_of(k_descriptor) - bytes_of_columns(in_box),
-            {KEYS, column - in_box, visit.tile * shape.tile_k, visit.of->key_head, visit.of->batch});
+  sim::read(
+      sim::address_of(k_descriptor) - bytes_of_columns(in_box),
+      {KEYS, column - in_box, visit.of->key_row + visit.tile * shape.tile_k, visit.of->key_head, visit.of->batch});
   return column;
 }
 
@@ -209,7 +216,8 @@ void forward::multiply_output(uint32_t v_descriptor, int accumulate) {
   const uint32_t step_bytes = (uint32_t)(step * KEYS_PER_STEP * shape.row_bytes);
   for (int i = 0; i < box_count(); i++)
     sim::read(sim::address_of(v_descriptor) - step_bytes + (uint32_t)i * sim::leading_bytes_of(v_descriptor),
-              {VALUES, i * shape.box_columns, visit.tile * shape.tile_k, visit.of->key_head, visit.of->batch});
+              {VALUES, i * shape.box_columns, visit.of->key_row + visit.tile * shape.tile_k, visit.of->key_head,
+               visit.of->batch});
 }
 
 /* Of the row with r = 0 and of the next one. */

@@ -11,8 +11,10 @@ enum Tensor { QUERIES, KEYS, VALUES };
 /* One query tile of the CTA, and how many key tiles it sees. */
 struct QueryTile {
   int batch, head, key_head, row, key_tiles, masked;
+  int key_row, plain_end; /* of a tile in a list; else 0 */
 };
 QueryTile tile_at(int nth); /* no key tiles after the last */
+int tile_count();
 
 /* The constants of one kernel. rows: query rows of a warpgroup. */
 struct Shape {
@@ -20,6 +22,7 @@ struct Shape {
   int box_columns, row_bytes;
   uint32_t q_box_bytes, kv_box_bytes;
   uint32_t q, k, v, barriers; /* shared addresses */
+  bool listed;                /* tiles stand in a list: of one batch and head, with places among the keys */
 };
 extern const Shape shape;
 
