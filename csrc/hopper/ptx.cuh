@@ -254,6 +254,16 @@ DHP_PTX int load_word(const int32_t *from) {
   return x;
 }
 
+/* If go; else 0, at once. */
+DHP_PTX int load_word_if(int go, const int32_t *from) {
+  int x;
+  asm volatile("{.reg .pred go; setp.ne.s32 go, %2, 0; mov.b32 %0, 0; @go ld.global.b32 %0, [%1];}"
+               : "=&r"(x)
+               : "l"(from), "r"(go)
+               : "memory");
+  return x;
+}
+
 /* ---- stores (9.7.9.12): a C `if` could become a branch -------------------------------------------------------- */
 
 /* If go. */

@@ -25,8 +25,7 @@ typedef struct key_place {
 
 /*
  * If go: the places of all pieces of a key tile, that of piece i in lane i. A page is followed only for keys that
- * count; the place of others is before the first page, where zeros are read. The table's first entry is read in place
- * of theirs.
+ * count; the place of others is before the first page, where zeros are read.
  */
 static __device__ __forceinline__ key_place place_of_lane(const dhp_fwd_list *list, int go, const key_tile *tile,
                                                           int lane) {
@@ -35,7 +34,7 @@ static __device__ __forceinline__ key_place place_of_lane(const dhp_fwd_list *li
   const int keys = loads[0], key_row = loads[1];
   const int key = (loads[2] - tile->step) * TILE_K + lane * list->piece_keys;
   const int counts = -((go != 0) & (lane < list->pieces) & (key >= 0) & (key < keys)) & list->with_pages;
-  const int page = load_word(list->page_table + ((key_row + (key >> list->log2_page)) & counts));
+  const int page = load_word_if(counts, list->page_table + ((key_row + (key >> list->log2_page)) & counts));
   key_place place;
   place.row = (key & list->row_in_page) + (key_row & ~list->with_pages);
   place.batch = (page | ~counts) & list->with_pages;
