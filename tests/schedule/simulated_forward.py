@@ -6,7 +6,10 @@ from simulated import Mutation, Simulated
 
 MUTATIONS = (
     Mutation("load_skipped_never_loads", (("go && u - l->loads_v >= now->key_tiles, l,", "0 && go, l,"),)),
-    Mutation("no_zeros_complete_the_last_pair", (("zeros = next->key_tiles == 0 && !l->loads_v;", "zeros = 0;"),)),
+    Mutation(
+        "no_zeros_complete_the_last_pair",
+        (("next->key_tiles == 0 && !l->loads_v; const int tile", "0; const int tile"),),
+    ),
     Mutation(
         "finished_without_stage",
         (
@@ -68,10 +71,12 @@ MUTATIONS = (
         time_outs=True,
     ),
     Mutation("loads_own_after_a_time_out", (("load_own_pair(arrived,", "load_own_pair(1,"),), time_outs=True),
-    Mutation("rows_not_poisoned", (("poison = arrived ? 0.f : NAN;", "poison = 0.f;"),), time_outs=True),
+    Mutation(
+        "rows_not_poisoned", (("poison = arrived && !IS_BAD(now) ? 0.f : NAN;", "poison = 0.f;"),), time_outs=True
+    ),
     Mutation(
         "o_stored_into_the_next_query_tile",
-        (("STORE_OUTPUT(tile_of_done, done[r], r);", "STORE_OUTPUT(tile_of_done, row[r], r);"),),
+        (("STORED(done)[r], r);", "STORED(row)[r], r);"),),
     ),
     Mutation(
         "o_stored_while_it_is_summed",
@@ -80,7 +85,10 @@ MUTATIONS = (
     Mutation(
         "sums_of_the_next_query_tile",
         (
-            ("FINISH_SUMS(); for (int r", "for (int r"),
+            (
+                "FINISH_SUMS(); SET_STORED(now); for (int r = 0; r < THREAD_ROWS; r++) STORE_LSE",
+                "SET_STORED(now); for (int r = 0; r < THREAD_ROWS; r++) STORE_LSE",
+            ),
             ("LOOK_AHEAD(); wgmma_wait(1);", "LOOK_AHEAD(); FINISH_SUMS(); wgmma_wait(1);"),
         ),
     ),
@@ -106,9 +114,9 @@ FORWARD = Simulated(
     name="forward",
     part="out",
     scheduled=(
-        ("query_tile now = nth_query_tile(&p, LIST nth);", "query_tile now = scheduled_tile<query_tile>(nth);"),
+        ("query_tile now = NTH_QUERY_TILE(nth);", "query_tile now = scheduled_tile<query_tile>(nth);"),
         (
-            "next = nth_query_tile(&p, LIST ++nth);",
+            "next = NTH_QUERY_TILE(++nth);",
             "next = scheduled_tile<query_tile>(++nth);",
         ),
     ),

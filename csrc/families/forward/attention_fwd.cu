@@ -52,7 +52,8 @@
  */
 #if LISTED
 #define LIST_PARAMETER , const __grid_constant__ dhp_fwd_list list
-#define LIST &list,
+#define NTH_QUERY_TILE(nth) nth_query_tile(&p, &list, nth)
+#define ROW_OF_THREAD(tile, first, r) row_of_thread(&p, &list, &tile, group, first, r)
 #define BATCH(tile) 0
 #define FIRST_ROW(tile) first_row(&list, &(tile))
 #define IS_BAD(tile) is_bad(&list, &(tile))
@@ -64,12 +65,13 @@
   query_row stored[THREAD_ROWS];                 \
   const int row_end = end_of_rows(&list, &tile); \
   for (int r = 0; r < THREAD_ROWS; r++)          \
-  stored[r] = ROW_OF_THREAD(tile, r)
+  stored[r] = ROW_OF_THREAD(tile, FIRST_ROW_OF_THREAD, r)
 #define STORED(known) stored
 #define ROW_END row_end
 #else
 #define LIST_PARAMETER
-#define LIST
+#define NTH_QUERY_TILE(nth) nth_query_tile(&p, nth)
+#define ROW_OF_THREAD(tile, first, r) row_of_thread(&p, &tile, group, first, r)
 #define BATCH(tile) (tile).batch
 #define FIRST_ROW(tile) (tile).row
 #define IS_BAD(tile) 0
@@ -121,7 +123,7 @@ dhp_attention_fwd(const __grid_constant__ CUtensorMap q_map, const __grid_consta
   /* First loads: q, and this query tile's pairs for as many stages as there are; there is no v before the first. */
   int nth = 0;
   if (LISTED) await_launches_before(); /* the list is theirs */
-  query_tile now = nth_query_tile(&p, LIST nth);
+  query_tile now = NTH_QUERY_TILE(nth);
   if (LISTED && now.key_tiles == 0) return;
 #if !LISTED
   const
@@ -313,18 +315,17 @@ dhp_attention_fwd(const __grid_constant__ CUtensorMap q_map, const __grid_consta
 #define CLEAR_BEYOND()
 #endif
 
-#define ROW_OF_THREAD(tile, r) \
-  row_of_thread(&p, LIST &tile, group, warp % WARPS_PER_GROUP * (ROWS / WARPS_PER_GROUP) + lane / 4, r)
+#define FIRST_ROW_OF_THREAD (warp % WARPS_PER_GROUP * (ROWS / WARPS_PER_GROUP) + lane / 4)
 
 /* A query tile begins. */
-#define BEGIN_ROWS()                         \
-  do {                                       \
-    t = 0;                                   \
-    for (int r = 0; r < THREAD_ROWS; r++) {  \
-      row[r] = ROW_OF_THREAD(now, r);        \
-      stats.shift[r] = -p.highest_score;     \
-      stats.sum[r] = stats.rescale[r] = 0.f; \
-    }                                        \
+#define BEGIN_ROWS()                                       \
+  do {                                                     \
+    t = 0;                                                 \
+    for (int r = 0; r < THREAD_ROWS; r++) {                \
+      row[r] = ROW_OF_THREAD(now, FIRST_ROW_OF_THREAD, r); \
+      stats.shift[r] = -p.highest_score;                   \
+      stats.sum[r] = stats.rescale[r] = 0.f;               \
+    }                                                      \
   } while (0)
 
 /* q of the query tile that begins. */
@@ -346,7 +347,7 @@ dhp_attention_fwd(const __grid_constant__ CUtensorMap q_map, const __grid_consta
 /* In step 0, once its products have been issued: the next query tile, and what could not be asked for without it. */
 #define LOOK_AHEAD()                                                        \
   do {                                                                      \
-    next = nth_query_tile(&p, LIST++ nth);                                  \
+    next = NTH_QUERY_TILE(++nth);                                           \
     if (SEAMLESS) ASK_QUERIES();                                            \
     load_skipped((int)arrived, &load, pairs_full, pair.index, &now, &next); \
   } while (0)
