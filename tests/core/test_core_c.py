@@ -19,7 +19,13 @@ ROOT = Path(__file__).resolve().parents[2]
 C = ROOT / "tests" / "core" / "c"
 CPU = ROOT / "csrc" / "cpu"
 CORE = [*sorted(CPU.rglob("*.c")), ROOT / "csrc" / "error.c"]
-TESTS = [*sorted(C.rglob("test_*.c")), ROOT / "csrc" / "check.c", ROOT / "csrc" / "varlen.c"]
+# What stands around it in a build without GPU kernels.
+HOST = [
+    *(ROOT / "csrc" / name for name in ("attention.c", "check.c", "varlen.c", "cuda/layout.c", "cuda/none.c")),
+    *(path for family in ("forward", "tiles") for path in sorted((ROOT / "csrc" / "families" / family).glob("*.c"))),
+    C / "no_kernels.c",
+]
+TESTS = [*sorted(C.rglob("test_*.c")), *HOST]
 SHARED = [C / "check.c", C / "reference.c", C / "gradients" / "gradients.c"]
 
 WARNINGS = ["-Wall", "-Wextra", "-Wpedantic", "-Wshadow", "-Wconversion", "-Werror"]

@@ -161,7 +161,7 @@ static void test_refused(void) {
   const dhp_varlen_backward good = packed_call(&p);
   dhp_error error = {""};
   check(dhp_varlen_backward_check(&good, 0, &error) == DHP_OK, "a good call: %s", error.text);
-  const char *const on_cuda = "cu_seqlens_q: packed sequences; supported on CUDA";
+  const char *const on_cuda = "cu_seqlens_q: gradients of packed sequences; supported on CUDA";
   check(dhp_varlen_backward_check(&good, 1, &error) == DHP_UNSUPPORTED &&
             strncmp(error.text, on_cuda, strlen(on_cuda)) == 0,
         "on CUDA: %s", error.text);
