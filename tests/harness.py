@@ -57,6 +57,7 @@ DEVICES = ["cpu"] if HOPPER_MISSING else ["cpu", "cuda"]
 TARGETS = [
     Target(device, dtype) for device in DEVICES for dtype in DTYPE_NAMES if device == "cpu" or dtype != torch.float32
 ]
+on_the_cpu = pytest.mark.parametrize("target", [Target("cpu", dtype) for dtype in DTYPE_NAMES], ids=str)
 
 
 def max_head_dim(device: str) -> int:

@@ -6,14 +6,12 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from harness import DTYPE_NAMES, Target, normal, poisoned_memory, refusal, same_bits
+from harness import Target, needs_hopper, normal, poisoned_memory, refusal, same_bits
 from reference import assert_matches, reference
 from torch import Tensor
 
 import dhp_safe_fa
 
-TARGETS = [Target("cpu", dtype) for dtype in DTYPE_NAMES]
-on_the_cpu = pytest.mark.parametrize("target", TARGETS, ids=str)
 page_sizes = pytest.mark.parametrize("page_size", [16, 32, 64, 128, 256])
 
 QUERIES, KEYS = [1, 130, 1, 5, 64, 7], [300, 130, 1, 0, 97, 193]
@@ -27,16 +25,16 @@ class Call(NamedTuple):
     paged: dict[str, Any]
 
 
-def int32(numbers: list[int]) -> Tensor:
-    return torch.tensor(numbers, dtype=torch.int32)
+def int32(numbers: list[int], device: torch.device | str = "cpu") -> Tensor:
+    return torch.tensor(numbers, dtype=torch.int32, device=device)
 
 
 def table(*rows: list[int]) -> Tensor:
     return torch.tensor(rows, dtype=torch.int32)
 
 
-def cumulative(lengths: list[int]) -> Tensor:
-    return int32([sum(lengths[:i]) for i in range(len(lengths) + 1)])
+def cumulative(lengths: list[int], device: torch.device | str) -> Tensor:
+    return int32([sum(lengths[:i]) for i in range(len(lengths) + 1)], device)
 
 
 def page(t: Tensor, page_size: int, places: Tensor, pages: int) -> Tensor:
@@ -54,12 +52,13 @@ def call(rng: torch.Generator, target: Target, page_size: int) -> Call:
     width = -(-max(KEYS) // page_size) + 1
     pages = len(KEYS) * width + 3
     places = torch.randperm(pages, generator=rng)[: len(KEYS) * width].view(len(KEYS), width).int()
-    both = {"q": q, "cu_seqlens_q": cumulative(QUERIES), "max_seqlen_q": 130, "max_seqlen_k": 300}
-    packed = both | {"k": k, "v": v, "cu_seqlens_k": cumulative(KEYS)}
+    both = {"q": q, "cu_seqlens_q": cumulative(QUERIES, q.device), "max_seqlen_q": 130, "max_seqlen_k": 300}
+    packed = both | {"k": k, "v": v, "cu_seqlens_k": cumulative(KEYS, q.device)}
     cached = {"k": page(k, page_size, places, pages), "v": page(v, page_size, places, pages)}
     for b, count in enumerate(KEYS):  # entries that no key needs name no page
         places[b, -(-count // page_size) :] = -1 if b % 2 else pages
-    return Call(packed, both | cached | {"cu_seqlens_k": None, "seqused_k": int32(KEYS), "page_table": places})
+    where = {"cu_seqlens_k": None, "seqused_k": int32(KEYS, q.device), "page_table": places.to(q.device)}
+    return Call(packed, both | cached | where)
 
 
 def attend(given: dict[str, Any], **options: Any) -> tuple[Tensor, Tensor]:
@@ -67,7 +66,6 @@ def attend(given: dict[str, Any], **options: Any) -> tuple[Tensor, Tensor]:
         return dhp_safe_fa.attention_varlen_lse(**given, **options)
 
 
-@on_the_cpu
 @page_sizes
 def test_bits(target: Target, rng: torch.Generator, page_size: int) -> None:
     packed, paged = call(rng, target, page_size)
@@ -76,7 +74,6 @@ def test_bits(target: Target, rng: torch.Generator, page_size: int) -> None:
         assert all(same_bits(g, w) for g, w in zip(got, want, strict=True)), options
 
 
-@on_the_cpu
 def test_against_float64(target: Target, rng: torch.Generator) -> None:
     packed, paged = call(rng, target, 64)
     out, lse = attend(paged, is_causal=True)
@@ -93,14 +90,13 @@ def test_float64(rng: torch.Generator) -> None:
     assert all(same_bits(g, w) for g, w in zip(got, want, strict=True))
 
 
-@on_the_cpu
 def test_a_shared_prefix(target: Target, rng: torch.Generator) -> None:
     """Two sequences whose first 128 keys are the same pages, and one page that is read twice by one sequence."""
     k, v = (normal(rng, (5, 64, HK, D), target) for _ in range(2))
     tables = [[3, 1, 0], [3, 1, 4], [2, 2, 2]]
     q = normal(rng, (6, HQ, D), target)
-    used, starts = int32([150, 192, 190]), int32([0, 2, 3, 6])
-    options: dict[str, Any] = {"is_causal": True, "seqused_k": used, "page_table": table(*tables)}
+    used, starts = (int32(numbers, q.device) for numbers in ([150, 192, 190], [0, 2, 3, 6]))
+    options: dict[str, Any] = {"is_causal": True, "seqused_k": used, "page_table": table(*tables).to(q.device)}
     out = dhp_safe_fa.attention_varlen(q, k, v, starts, None, 3, 192, **options)
     for b, entries in enumerate(tables):
         rows, count = slice(int(starts[b]), int(starts[b + 1])), int(used[b])
@@ -111,25 +107,24 @@ def test_a_shared_prefix(target: Target, rng: torch.Generator) -> None:
         assert same_bits(out[rows].transpose(0, 1)[None], want)
 
 
-@on_the_cpu
 def test_a_growing_cache(target: Target, rng: torch.Generator) -> None:
     """Prefill, then token by token into pages: the rows of one causal call over everything."""
     q, k, v = (normal(rng, (150, heads, D), target) for heads in (HQ, HK, HK))
     whole = [t.transpose(0, 1)[None] for t in (q, k, v)]
     want = dhp_safe_fa.attention(*whole, is_causal=True)[0].transpose(0, 1)
-    cache = torch.full((2, 12, 16, HK, D), torch.nan, dtype=target.dtype)
+    cache = torch.full((2, 12, 16, HK, D), torch.nan, dtype=target.dtype, device=q.device)
     places = torch.randperm(12, generator=rng)[None, :10].int()
     filled = 0
     for count in (90, 1, 1, 30, 1, 27):
         for j in range(filled, filled + count):
             cache[0, places[0, j // 16], j % 16], cache[1, places[0, j // 16], j % 16] = k[j], v[j]
         rows, filled = slice(filled, filled + count), filled + count
-        options: dict[str, Any] = {"is_causal": True, "seqused_k": int32([filled]), "page_table": places}
-        out = dhp_safe_fa.attention_varlen(q[rows], *cache, int32([0, count]), None, 90, 150, **options)
+        used, starts = int32([filled], q.device), int32([0, count], q.device)
+        options: dict[str, Any] = {"is_causal": True, "seqused_k": used, "page_table": places.to(q.device)}
+        out = dhp_safe_fa.attention_varlen(q[rows], *cache, starts, None, 90, 150, **options)
         assert same_bits(out, want[rows])
 
 
-@on_the_cpu
 def test_layouts(target: Target, rng: torch.Generator) -> None:
     """Heads outermost in a page, and keys beside values in one tensor."""
     _, paged = call(rng, target, 64)
@@ -144,6 +139,19 @@ def test_layouts(target: Target, rng: torch.Generator) -> None:
 def test_opcheck(rng: torch.Generator) -> None:
     _, paged = call(rng, Target("cpu", torch.float16), 16)
     torch.library.opcheck(torch.ops.dhp.attention_varlen.default, (), paged | {"is_causal": True})
+
+
+@needs_hopper
+def test_no_page_of_another_memory(rng: torch.Generator) -> None:
+    """On CUDA the table is read on the device alone: an entry that is no page reads nothing, and its rows are NaN."""
+    _, paged = call(rng, Target("cuda", torch.bfloat16), 16)
+    want = attend(paged)[0]
+    for entry in (-1, 10**6, 2**31 - 1, -(2**31)):
+        wrong = paged["page_table"].clone()
+        wrong[1, 2] = entry
+        out, lse = attend(paged | {"page_table": wrong})
+        assert out[1:131].isnan().all() and lse[:, 1:131].isnan().all()
+        assert same_bits(out[:1], want[:1]) and same_bits(out[131:], want[131:])
 
 
 # ---- errors ----------------------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from harness import DTYPE_NAMES, Target, attend, normal, poisoned_memory, qkv, same_bits
+from harness import Target, attend, normal, on_the_cpu, poisoned_memory, qkv, same_bits
 from torch import Tensor
 
 import dhp_safe_fa
@@ -145,7 +145,6 @@ def test_group_expanded(case: Case) -> None:
 # On the CPU a row is a fold over segments of so many keys, which few rows' keys are split by (csrc/cpu/segments.h).
 SEGMENT = 4096
 LENGTHS = [SEGMENT - 1, SEGMENT, SEGMENT + 1, SEGMENT + 75, 2 * SEGMENT + 75]
-on_the_cpu = pytest.mark.parametrize("target", [Target("cpu", dtype) for dtype in DTYPE_NAMES], ids=str)
 
 
 @pytest.mark.parametrize("keys", LENGTHS)

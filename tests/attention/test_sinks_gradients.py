@@ -11,12 +11,12 @@ import pytest
 import torch
 import torch.autograd.forward_ad as forward_ad
 from harness import (
-    DTYPE_NAMES,
     FUNCTIONS,
     LAYOUTS,
     Target,
     needs_hopper,
     normal,
+    on_the_cpu,
     poisoned_memory,
     qkv,
     refusal,
@@ -33,7 +33,6 @@ import dhp_safe_fa
 
 BACKWARD = torch.ops.dhp.attention_sinks_backward
 FLOAT32 = Target("cpu", torch.float32)
-on_the_cpu = pytest.mark.parametrize("target", [Target("cpu", dtype) for dtype in DTYPE_NAMES], ids=str)
 
 # All keys, causal with rows that see none, and windows.
 OPTIONS: list[dict[str, Any]] = [

@@ -8,15 +8,11 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from harness import DTYPE_NAMES, Target, needs_hopper, normal, poisoned_memory, refusal, same_bits
+from harness import Target, needs_hopper, normal, poisoned_memory, refusal, same_bits
 from reference import assert_accurate, assert_matches, reference
 from torch import Tensor
 
 import dhp_safe_fa
-
-# On CUDA packed sequences are refused; see the end.
-TARGETS = [Target("cpu", dtype) for dtype in DTYPE_NAMES]
-on_the_cpu = pytest.mark.parametrize("target", TARGETS, ids=str)
 
 # Shorter and longer than tiles of queries and of keys, one query as in decoding, and either side empty.
 QUERIES, KEYS = [1, 130, 0, 5, 64, 1, 7], [300, 130, 9, 0, 97, 1, 193]
@@ -30,8 +26,8 @@ OPTIONS: list[dict[str, Any]] = [
 ]
 
 
-def cumulative(lengths: Sequence[int]) -> Tensor:
-    return torch.tensor([0, *accumulate(lengths)], dtype=torch.int32)
+def cumulative(lengths: Sequence[int], device: torch.device | str = "cpu") -> Tensor:
+    return torch.tensor([0, *accumulate(lengths)], dtype=torch.int32, device=device)
 
 
 class Packed(NamedTuple):
@@ -58,7 +54,7 @@ def pack(
 ) -> Packed:
     q = normal(rng, (sum(queries), hq, d), target)
     k, v = (normal(rng, (sum(keys), hk, d), target) for _ in range(2))
-    return Packed(q, k, v, cumulative(queries), cumulative(keys), max(queries), max(keys))
+    return Packed(q, k, v, cumulative(queries, q.device), cumulative(keys, q.device), max(queries), max(keys))
 
 
 def alone(q: Tensor, k: Tensor, v: Tensor, alignment: str = "bottom-right", **options: Any) -> dict[str, Any]:
@@ -66,6 +62,17 @@ def alone(q: Tensor, k: Tensor, v: Tensor, alignment: str = "bottom-right", **op
     is_placed = options.get("is_causal") or "window" in options
     offset = k.shape[2] - q.shape[2] if alignment == "bottom-right" and is_placed else 0
     return {**options, "causal_offset": offset}
+
+
+def attend_alone(tensors: tuple[Tensor, Tensor, Tensor], **options: Any) -> tuple[Tensor, Tensor]:
+    """(out, lse) of one sequence [1, H, S, D] in a call of its own."""
+    q, k, _ = tensors
+    if q.is_cuda and "window" in options:  # attention refuses windows there
+        packed = [t[0].transpose(0, 1) for t in tensors]
+        starts = [cumulative([t.shape[2]], q.device) for t in (q, k)]
+        out, lse = dhp_safe_fa.attention_varlen_lse(*packed, *starts, q.shape[2], k.shape[2], **options)
+        return out.transpose(0, 1)[None], lse[None]
+    return dhp_safe_fa.attention_lse(*tensors, **alone(*tensors, **options))
 
 
 def attend(given: Packed, **options: Any) -> tuple[Tensor, Tensor]:
@@ -81,7 +88,6 @@ def attend(given: Packed, **options: Any) -> tuple[Tensor, Tensor]:
 # ---- values and bits -------------------------------------------------------------------------------------------------
 
 
-@on_the_cpu
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 @pytest.mark.parametrize(("hq", "hk", "d"), [(4, 2, 64), (3, 3, 40), (2, 1, 256)])
 def test_sequences(target: Target, rng: torch.Generator, hq: int, hk: int, d: int, options: dict[str, Any]) -> None:
@@ -92,13 +98,11 @@ def test_sequences(target: Target, rng: torch.Generator, hq: int, hk: int, d: in
         rows = slice(int(given.cu_seqlens_q[b]), int(given.cu_seqlens_q[b + 1]))
         part = out[rows].transpose(0, 1)[None], lse[None, :, rows]
         tensors = given.sequence(b)
-        wanted = alone(*tensors, **options)
-        assert_matches(*part, reference(*tensors, **wanted))
-        want = dhp_safe_fa.attention_lse(*tensors, **wanted)
+        assert_matches(*part, reference(*tensors, **alone(*tensors, **options)))
+        want = attend_alone(tensors, **options)
         assert same_bits(part[0], want[0]) and same_bits(part[1], want[1])
 
 
-@on_the_cpu
 def test_accuracy(target: Target, rng: torch.Generator) -> None:
     given = pack(rng, target, [513, 511], [700, 511], 4, 2, 64)
     out, lse = attend(given, is_causal=True)
@@ -117,7 +121,6 @@ def test_float64(rng: torch.Generator) -> None:
         assert same_bits(out[rows].transpose(0, 1)[None], want[0]) and same_bits(lse[None, :, rows], want[1])
 
 
-@on_the_cpu
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_used_keys(target: Target, rng: torch.Generator, options: dict[str, Any]) -> None:
     """Keys that do not count may hold anything, and change no bit; alignment counts from the last one that does."""
@@ -126,14 +129,14 @@ def test_used_keys(target: Target, rng: torch.Generator, options: dict[str, Any]
     for b, count in enumerate(used):
         unused = slice(int(given.cu_seqlens_k[b]) + count, int(given.cu_seqlens_k[b + 1]))
         given.k[unused], given.v[unused] = torch.nan, torch.inf
-    out, lse = attend(given._replace(max_seqlen_k=200), seqused_k=torch.tensor(used, dtype=torch.int32), **options)
+    counts = torch.tensor(used, dtype=torch.int32, device=given.q.device)
+    out, lse = attend(given._replace(max_seqlen_k=200), seqused_k=counts, **options)
     for b, count in enumerate(used):
         rows, tensors = slice(int(given.cu_seqlens_q[b]), int(given.cu_seqlens_q[b + 1])), given.sequence(b, count)
-        want = dhp_safe_fa.attention_lse(*tensors, **alone(*tensors, **options))
+        want = attend_alone(tensors, **options)
         assert same_bits(out[rows].transpose(0, 1)[None], want[0]) and same_bits(lse[None, :, rows], want[1])
 
 
-@on_the_cpu
 def test_prefill_chunks_and_decoding(target: Target, rng: torch.Generator) -> None:
     """The rows of one causal prefill, from packed calls in which other sequences are at other stages."""
     prefill = pack(rng, target, [300], [300], 4, 2, 64)
@@ -142,33 +145,30 @@ def test_prefill_chunks_and_decoding(target: Target, rng: torch.Generator) -> No
     for first, last in ((0, 70), (70, 71), (71, 200), (200, 201), (299, 300)):
         q = torch.cat((other.q, prefill.q[first:last], other.q))
         k, v = (torch.cat((o, p[:last], o)) for o, p in ((other.k, prefill.k), (other.v, prefill.v)))
-        cu_q, cu_k = cumulative([40, last - first, 40]), cumulative([90, last, 90])
+        cu_q, cu_k = cumulative([40, last - first, 40], q.device), cumulative([90, last, 90], q.device)
         out, lse = attend(Packed(q, k, v, cu_q, cu_k, 300, 300), is_causal=True)
         rows = slice(40, 40 + last - first)
         assert same_bits(out[rows], want[first:last]) and same_bits(lse[:, rows], want_lse[:, first:last])
 
 
-@on_the_cpu
 def test_rows_of_no_sequence(target: Target, rng: torch.Generator) -> None:
     given = pack(rng, target, [5, 200], [9, 30], 4, 2, 64)
-    padded = given._replace(cu_seqlens_q=cumulative([5, 60]))
+    padded = given._replace(cu_seqlens_q=cumulative([5, 60], given.q.device))
     out, lse = attend(padded, is_causal=True)
     assert same_bits(out[65:], torch.zeros_like(out[65:])) and (lse[:, 65:] == -torch.inf).all()
-    want, _ = attend(given._replace(q=given.q[:65], cu_seqlens_q=cumulative([5, 60])), is_causal=True)
+    want, _ = attend(given._replace(q=given.q[:65], cu_seqlens_q=cumulative([5, 60], given.q.device)), is_causal=True)
     assert same_bits(out[:65], want)
 
 
-@on_the_cpu
 @pytest.mark.parametrize(
     ("queries", "keys", "heads"), [([], [], 2), ([0], [5], 2), ([3], [0], 2), ([3], [4], 0)], ids=str
 )
 def test_empty(target: Target, rng: torch.Generator, queries: list[int], keys: list[int], heads: int) -> None:
     q, k = normal(rng, (sum(queries), heads, 16), target), normal(rng, (sum(keys), 2, 16), target)
-    out, lse = attend(Packed(q, k, k, cumulative(queries), cumulative(keys), 3, 5))
+    out, lse = attend(Packed(q, k, k, cumulative(queries, q.device), cumulative(keys, q.device), 3, 5))
     assert not out.any() and (lse == -torch.inf).all()
 
 
-@on_the_cpu
 def test_layouts(target: Target, rng: torch.Generator) -> None:
     """Parts of a packed projection, heads outermost, and columns that have to be copied."""
     given = pack(rng, target, [30, 1, 99], [30, 1, 99], 4, 4, 40)
@@ -295,9 +295,27 @@ def test_none_and_other_devices(name: str) -> None:
         dhp_safe_fa.attention_varlen(**(good() | {name: good()[name].to("meta")}))
 
 
+ON_CUDA: list[tuple[dict[str, Any], str]] = [
+    ({name: torch.zeros(1, 4, 16) for name in "qkv"}, "q: dtype float32; supported on CUDA: float16, bfloat16"),
+    ({name: torch.zeros(9, 4, 20).half() for name in "qkv"}, "q: head_dim 20; supported on CUDA: a multiple of 8"),
+    ({"v": torch.zeros(11, 2, 8).half()}, "v: head_dim 8 differs from q's 16; supported on CUDA: equal ones"),
+    ({"softcap": 3.0}, "softcap: 3; supported on CUDA: none"),
+    ({"sinks": torch.zeros(4)}, "sinks: "),
+]
+
+
 @needs_hopper
-def test_cuda_refuses() -> None:
-    given = {n: t.half().cuda() if n in "qkv" else t for n, t in good().items()}
-    given |= {n: given[n].cuda() for n in ("cu_seqlens_q", "cu_seqlens_k")}
-    with pytest.raises(RuntimeError, match="cu_seqlens_q: packed sequences; supported on CUDA: none"):
-        dhp_safe_fa.attention_varlen(**given)
+@pytest.mark.parametrize(("changes", "words"), ON_CUDA, ids=[words for _, words in ON_CUDA])
+def test_cuda_refuses(changes: dict[str, Any], words: str) -> None:
+    given = {name: t.half() if name in "qkv" else t for name, t in good().items()} | changes
+    on_cuda = {name: t.cuda() if isinstance(t, Tensor) else t for name, t in given.items()}
+    assert words in refused(on_cuda, fake=False)
+
+
+@needs_hopper
+def test_cuda_refuses_gradients() -> None:
+    given = {name: t.half() if name in "qkv" else t for name, t in good().items()}
+    on_cuda = {name: t.cuda() if isinstance(t, Tensor) else t for name, t in given.items()}
+    on_cuda["q"].requires_grad_()
+    with pytest.raises(RuntimeError, match="cu_seqlens_q: gradients of packed sequences; supported on CUDA: none"):
+        dhp_safe_fa.attention_varlen(**on_cuda).sum().backward()

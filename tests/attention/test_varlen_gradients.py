@@ -9,9 +9,19 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 import torch.autograd.forward_ad as forward_ad
-from harness import Gradients, Target, gradients, normal, poisoned_memory, refusal, same_bits, torch_jit_is_deprecated
+from harness import (
+    Gradients,
+    Target,
+    gradients,
+    normal,
+    on_the_cpu,
+    poisoned_memory,
+    refusal,
+    same_bits,
+    torch_jit_is_deprecated,
+)
 from reference import assert_gradients_accurate, assert_gradients_match, reference_gradients
-from test_varlen import KEYS, OPTIONS, QUERIES, Packed, alone, cumulative, on_the_cpu, pack
+from test_varlen import KEYS, OPTIONS, QUERIES, Packed, alone, cumulative, pack
 from torch import Tensor
 from torch.autograd import gradcheck
 from torch.utils.checkpoint import checkpoint

@@ -8,7 +8,18 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from harness import DTYPE_NAMES, FUNCTIONS, Target, attend, gradients, needs_hopper, normal, qkv, refusal, same_bits
+from harness import (
+    FUNCTIONS,
+    Target,
+    attend,
+    gradients,
+    needs_hopper,
+    normal,
+    on_the_cpu,
+    qkv,
+    refusal,
+    same_bits,
+)
 from reference import (
     Mask,
     assert_accurate,
@@ -26,10 +37,6 @@ import dhp_safe_fa
 from dhp_safe_fa import _inspect
 
 Window = tuple[int, int]
-
-# On CUDA windows are refused; see the end.
-TARGETS = [Target("cpu", dtype) for dtype in DTYPE_NAMES]
-on_the_cpu = pytest.mark.parametrize("target", TARGETS, ids=str)
 
 # Narrower and wider than a block of rows, a tile of keys and a tile of queries; one key; a side without a bound; all.
 WINDOWS = [(0, 0), (3, 0), (0, 5), (95, 0), (96, 96), (130, 40), (-1, 7), (7, -1), (-1, 0), (1000, 1000), (-1, -1)]
