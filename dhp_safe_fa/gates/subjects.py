@@ -137,9 +137,9 @@ def shipped(names: Sequence[str] | None = None) -> list[Subject]:
 
 
 def _peer_shapes() -> tuple[Shape, ...]:
-    """Self-attention that all peers support."""
+    """Self-attention that all peers support; a FlashAttention-3 may be built for bfloat16 alone."""
     batch, heads, seqlen = REFERENCE
-    full = Shape(batch, heads, heads, seqlen, seqlen, 128, "float16", False)
+    full = Shape(batch, heads, heads, seqlen, seqlen, 128, "bfloat16", False)
     odd = replace(full, seqlen_q=seqlen + 13, seqlen_k=seqlen + 13, is_causal=True)
     return full, replace(full, is_causal=True), replace(full, head_dim=64), odd
 

@@ -240,9 +240,10 @@ def test_no_control_makes_the_machine_code_invalid(
     assert (sass["verdict"], sass["problems"]) == ("INVALID", ["no control had to be caught"])
 
 
-def test_a_peer_that_refuses_its_shapes_is_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("error", [RuntimeError, ValueError])
+def test_a_peer_that_refuses_its_shapes_is_not_run(error: type[Exception], monkeypatch: pytest.MonkeyPatch) -> None:
     def attend(*_: object) -> None:
-        raise RuntimeError("No available kernel.\nmore")
+        raise error("No available kernel.\nmore")
 
     shape = SimpleNamespace(is_causal=False)
     subject: Any = SimpleNamespace(
