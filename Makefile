@@ -51,7 +51,7 @@ burn: build ## the log of iterations; ARGS="run NAME ..." makes one (docs/burn.m
 sanitize: build ## compute-sanitizer over every GPU kernel (needs a Hopper GPU)
 	@for tool in memcheck synccheck racecheck; do \
 	  PYTHONPATH=. compute-sanitizer --tool $$tool --kernel-name kernel_substring=dhp --error-exitcode 1 \
-	    $(PYTHON) tests/sanitize_cuda.py || exit 1; \
+	    $(PYTHON) tests/sanitize_cuda.py $$tool || exit 1; \
 	done
 
 .PHONY: package

@@ -9,6 +9,7 @@
 #include "cpu/attention_cpu.h"
 #include "cuda/layout.h"
 #include "error.h"
+#include "families/decode/launch.h"
 #include "families/forward/launch.h"
 #include "kernels/kernel_table.h"
 
@@ -38,6 +39,7 @@ dhp_status dhp_attention_cuda(const dhp_attention *args, int device, void *strea
   const dhp_tensor *const tensors[] = {&args->q, &args->k, &args->v, &args->out};
   status = dhp_cuda_check_layouts(names, tensors, sizeof tensors / sizeof *tensors, error);
   if (status != DHP_OK) return status;
+  if (dhp_decode_is_planned(&plan)) return dhp_decode_launch(args, &plan, device, stream, error);
   return dhp_forward_launch(args, &plan, device, stream, error);
 }
 

@@ -3,12 +3,14 @@ on a Hopper GPU.
 
 Odd lengths, causal and full, GQA, a query longer than its keys, fully masked rows, head dimensions that need zero fill.
 Every output row must be right, or NaN from end to end: the tools slow the warps that load, now and then by more than
-the kernel is willing to wait for a tile; it must then fail closed, never return wrong numbers.
+the kernel is willing to wait for a tile; it must then fail closed, never return wrong numbers. Every kernel must give a
+right row at least once, but for those that racecheck, named as the argument, always slows too much.
 """
 
 from __future__ import annotations
 
 import itertools
+import sys
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -19,10 +21,14 @@ import dhp_safe_fa
 from dhp_safe_fa import _inspect
 from dhp_safe_fa.gates.families.packed import attend as attend_packed
 
+# Under racecheck the CTAs of a cluster wait in vain for each other.
+FAILS_CLOSED = {"racecheck": "dec_"}
+
 SHAPES = [  # B, Hq, Hk, Sq, Sk
     (1, 2, 2, 65, 129),
     (2, 4, 2, 130, 300),
     (1, 1, 1, 200, 40),
+    (1, 4, 2, 3, 2000),
     (1, 66, 6, 100, 130),
     (1, 132, 12, 100, 130),
     (1, 132, 12, 192, 1500),
@@ -80,7 +86,8 @@ def expected(
     return out.detach(), dq, dk, dv
 
 
-def main() -> None:
+def main(tool: str) -> None:
+    slowed = FAILS_CLOSED.get(tool)
     right = dict.fromkeys((kernel["name"] for kernel in _inspect.kernels()), 0)  # calls with right rows, by kernel
     closed = 0
     for call in calls():
@@ -117,10 +124,10 @@ def main() -> None:
         for kernel in call.packed_kernels():
             right[kernel] += not bool(gone.all())
         closed += any(bool(gone.any()) for gone in failed)
-    missing = [kernel for kernel, count in right.items() if count == 0]
+    missing = [kernel for kernel, count in right.items() if count == 0 and not (slowed and kernel.startswith(slowed))]
     assert not missing, f"these kernels gave no right row: {missing}"
     print(f"{len(right)} kernels ran, no row wrong; calls with rows that failed closed: {closed}")
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1] if len(sys.argv) > 1 else "")

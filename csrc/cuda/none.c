@@ -19,6 +19,12 @@ dhp_status dhp_tensor_map_encode(const dhp_session *session, dhp_tensor_map *map
   return fail(error);
 }
 
+dhp_status dhp_tensor_map_encode_strips(const dhp_session *session, dhp_tensor_map *map, const dhp_tensor *tensor,
+                                        int64_t length, int rows, dhp_error *error) {
+  (void)session, (void)map, (void)tensor, (void)length, (void)rows;
+  return fail(error);
+}
+
 dhp_status dhp_tensor_map_encode_floats(const dhp_session *session, dhp_tensor_map *map, const float *data,
                                         int64_t rows, int64_t columns, int box_columns, dhp_error *error) {
   (void)session, (void)map, (void)data, (void)rows, (void)columns, (void)box_columns;

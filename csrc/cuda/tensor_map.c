@@ -8,11 +8,13 @@ _Static_assert(sizeof(dhp_tensor_map) == sizeof(CUtensorMap) && _Alignof(dhp_ten
 enum {
   RANK = 4,
   ELEMENT_BYTES = 2,
-  BOX_COLUMNS = 64 /* of 16 bits: the 128 bytes of the swizzle */
+  BOX_COLUMNS = 64,  /* of 16 bits: the 128 bytes of the swizzle */
+  STRIP_COLUMNS = 32 /* likewise 64 bytes */
 };
 
-dhp_status dhp_tensor_map_encode(const dhp_session *session, dhp_tensor_map *map, const dhp_tensor *tensor,
-                                 int64_t length, int rows, int heads, dhp_error *error) {
+/* As wide as the swizzle, of one or the other width. */
+static dhp_status encode(const dhp_session *session, dhp_tensor_map *map, const dhp_tensor *tensor, int64_t length,
+                         int columns, int rows, int heads, dhp_error *error) {
   const dhp_driver *const driver = session->driver;
   cuuint64_t sizes[RANK], strides[RANK - 1]; /* innermost first; the innermost stride is the element */
   for (int i = 0; i < RANK; i++)
@@ -23,14 +25,25 @@ dhp_status dhp_tensor_map_encode(const dhp_session *session, dhp_tensor_map *map
     /* a stride that is never taken may be anything; TMA wants a multiple of 16 bytes */
     strides[i] = tensor->size[dim] > 1 ? (cuuint64_t)tensor->stride[dim] * ELEMENT_BYTES : 16;
   }
-  const cuuint32_t box[RANK] = {BOX_COLUMNS, (cuuint32_t)rows, (cuuint32_t)heads, 1};
+  const cuuint32_t box[RANK] = {(cuuint32_t)columns, (cuuint32_t)rows, (cuuint32_t)heads, 1};
   const cuuint32_t element_strides[RANK] = {1, 1, 1, 1};
   const CUtensorMapDataType type =
       tensor->dtype == DHP_BFLOAT16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
+  const CUtensorMapSwizzle swizzle = columns == STRIP_COLUMNS ? CU_TENSOR_MAP_SWIZZLE_64B : CU_TENSOR_MAP_SWIZZLE_128B;
   const CUresult result = driver->cuTensorMapEncodeTiled(
       (CUtensorMap *)map, type, RANK, tensor->data, sizes, strides, box, element_strides, CU_TENSOR_MAP_INTERLEAVE_NONE,
-      CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+      swizzle, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   return dhp_driver_check(driver, result, "cuTensorMapEncodeTiled", error);
+}
+
+dhp_status dhp_tensor_map_encode(const dhp_session *session, dhp_tensor_map *map, const dhp_tensor *tensor,
+                                 int64_t length, int rows, int heads, dhp_error *error) {
+  return encode(session, map, tensor, length, BOX_COLUMNS, rows, heads, error);
+}
+
+dhp_status dhp_tensor_map_encode_strips(const dhp_session *session, dhp_tensor_map *map, const dhp_tensor *tensor,
+                                        int64_t length, int rows, dhp_error *error) {
+  return encode(session, map, tensor, length, STRIP_COLUMNS, rows, 1, error);
 }
 
 dhp_status dhp_tensor_map_encode_floats(const dhp_session *session, dhp_tensor_map *map, const float *data,

@@ -31,6 +31,14 @@ DHP_PTX void mbarrier_init(uint32_t barrier, int arrivals) {
                : "memory");
 }
 
+/* If go. */
+DHP_PTX void mbarrier_init_by(int go, uint32_t barrier, int arrivals) {
+  asm volatile("{.reg .pred one; elect.sync _|one, 0xffffffff; setp.ne.and.s32 one, %2, 0, one;\n"
+               "@one mbarrier.init.shared::cta.b64 [%0], %1;}" ::"r"(barrier),
+               "r"(arrivals), "r"(go)
+               : "memory");
+}
+
 DHP_PTX void fence_mbarrier_init(void) { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
 
 /* If go: one arrival for the calling warp, and the number of bytes that TMA will deliver in this phase. */
@@ -210,6 +218,12 @@ DHP_PTX float2 load_shared_two(uint32_t from) {
   return x;
 }
 
+DHP_PTX float load_shared_one(uint32_t from) {
+  float x;
+  asm volatile("ld.shared.f32 %0, [%1];" : "=f"(x) : "r"(from) : "memory");
+  return x;
+}
+
 DHP_PTX void store_shared_four(uint32_t to, const int32_t *x) {
   asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3])
                : "memory");
@@ -226,6 +240,21 @@ DHP_PTX void clear_shared_four(int go, uint32_t to) {
 DHP_PTX void load_matrices(uint32_t *x, uint32_t from) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
+               : "r"(from)
+               : "memory");
+}
+
+/* The same, each matrix transposed: lane 8 m + i has the address of column i of matrix m. */
+DHP_PTX void load_matrices_transposed(uint32_t *x, uint32_t from) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
+               : "r"(from)
+               : "memory");
+}
+/* Two of them, lanes 0 to 15. */
+DHP_PTX void load_two_matrices_transposed(uint32_t *x, uint32_t from) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0, %1}, [%2];"
+               : "=r"(x[0]), "=r"(x[1])
                : "r"(from)
                : "memory");
 }
@@ -263,6 +292,34 @@ DHP_PTX int load_word_if(int go, const int32_t *from) {
                : "memory");
   return x;
 }
+
+/* ---- clusters (9.7.9.23, 9.7.9.12, 9.7.13.4) --------------------------------------------------------------------- */
+
+/* Where an address of this CTA's shared memory is in that of the CTA of this rank. */
+DHP_PTX uint32_t address_in_cta(uint32_t address, int rank) {
+  uint32_t there;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(rank));
+  return there;
+}
+
+/* Into the shared memory of any CTA of the cluster; completes 4 bytes on an mbarrier there (9.7.9.13). By all lanes: on
+ * a condition ptxas makes a branch of it. */
+DHP_PTX void store_async_one(uint32_t to, uint32_t barrier, float x) {
+  asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.f32 [%0], %2, [%1];" ::"r"(to), "r"(barrier),
+               "f"(x)
+               : "memory");
+}
+/* 8 bytes. */
+DHP_PTX void store_async_two(uint32_t to, uint32_t barrier, uint32_t x, uint32_t y) {
+  asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.b32 [%0], {%2, %3}, [%1];" ::"r"(to),
+               "r"(barrier), "r"(x), "r"(y)
+               : "memory");
+}
+
+/* All threads of a cluster meet at a barrier in hardware. What they stored before need not be seen after it: a release
+ * would wait until all stores of the thread have ended. */
+DHP_PTX void cluster_arrive(void) { asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory"); }
+DHP_PTX void cluster_wait(void) { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
 
 /* ---- stores (9.7.9.12): a C `if` could become a branch -------------------------------------------------------- */
 
@@ -314,6 +371,25 @@ DHP_PTX void wgmma_commit(void) { asm volatile("wgmma.commit_group.sync.aligned;
  */
 DHP_PTX uint32_t matrix_descriptor(uint32_t address, uint32_t leading) {
   return (address & 0x3ffffu) >> 4 | (leading >> 4) << 16;
+}
+
+/* ---- mma (9.7.15.5.8) ------------------------------------------------------------------------------------------- */
+
+/*
+ * d += a b of 16 rows, 16 summed and 8 columns, of which rows 8 to 15 are zeros: a thread has two registers of a and of
+ * b, for the first and the last 8 summed. d as wgmma's: two columns of row lane / 4, and two of a row of zeros. The
+ * sums have the bits that wgmma gives for 16 summed.
+ */
+DHP_PTX void multiply_eight_rows(float *d, const uint32_t *a, const uint32_t *b) {
+#if ELEMENT_IS_BFLOAT16
+#define MMA "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32"
+#else
+#define MMA "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32"
+#endif
+  asm volatile(MMA " {%0, %1, %2, %3}, {%4, %5, %6, %5}, {%7, %8}, {%0, %1, %2, %3};"
+               : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+               : "r"(a[0]), "r"(0), "r"(a[1]), "r"(b[0]), "r"(b[1]));
+#undef MMA
 }
 
 /* ---- arithmetic ------------------------------------------------------------------------------------------------ */

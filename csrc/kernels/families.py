@@ -34,6 +34,12 @@ class Kernel:
     part: str = "out"
     extra: tuple[tuple[str, int], ...] = ()
     source: str = ""
+    shares_rows: bool = False  # the warpgroups of a CTA compute the same rows
+
+    @property
+    def tile_q(self) -> int:
+        """Query rows of a CTA."""
+        return self.rows if self.shares_rows else self.warpgroups * self.rows
 
     @property
     def macros(self) -> dict[str, int]:

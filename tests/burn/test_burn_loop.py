@@ -375,11 +375,13 @@ def test_a_planted_leak_is_rejected_before_it_is_timed(tmp_path: Path) -> None:
     clean = kernel.read_text()
     assert clean.count(BEFORE) == 1
     kernel.write_text(clean.replace(BEFORE, LEAK + BEFORE))
-    family = copy / "csrc" / "families" / "forward" / "family.py"
-    # one kernel is enough, and quick to build
-    every = "kernels=(*kernels(False), *kernels(True))"
-    assert family.read_text().count(every) == 1
-    family.write_text(family.read_text().replace(every, "kernels=tuple(kernels(False)[:1])"))
+    for name, every, kept in (  # one kernel is enough, and quick to build
+        ("forward", "kernels=(*kernels(False), *kernels(True))", "kernels=tuple(kernels(False)[:1])"),
+        ("decode", 'for dtype in ("float16", "bfloat16") for shape in SHAPES', "for dtype in () for shape in SHAPES"),
+    ):
+        family = copy / "csrc" / "families" / name / "family.py"
+        assert family.read_text().count(every) == 1
+        family.write_text(family.read_text().replace(every, kept))
 
     log = tmp_path / "log.jsonl"  # without a previous best, which would have to be built again
     result = subprocess.run(

@@ -22,7 +22,7 @@ CORE = [*sorted(CPU.rglob("*.c")), ROOT / "csrc" / "error.c"]
 # What stands around it in a build without GPU kernels.
 HOST = [
     *(ROOT / "csrc" / name for name in ("attention.c", "check.c", "varlen.c", "cuda/layout.c", "cuda/none.c")),
-    *(path for family in ("forward", "tiles") for path in sorted((ROOT / "csrc" / "families" / family).glob("*.c"))),
+    *(path for name in ("decode", "forward", "tiles") for path in sorted((ROOT / "csrc/families" / name).glob("*.c"))),
     C / "no_kernels.c",
 ]
 TESTS = [*sorted(C.rglob("test_*.c")), *HOST]

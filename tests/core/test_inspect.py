@@ -177,6 +177,8 @@ def test_plan_refuses(q: tuple[int, ...], k: tuple[int, ...], dtype: str, words:
 # (B, Hq, Hk, Sq, Sk) from one decoded token to many long rows: every kernel is the plan of one of them.
 CALLS = [
     (1, 2, 1, 1, 300),
+    (1, 2, 1, 1, 100),
+    (1, 8, 2, 1, 2500),
     (1, 2, 2, 70, 300),
     (2, 4, 2, 300, 500),
     (1, 66, 6, 100, 130),

@@ -1,10 +1,11 @@
-"""The forward's host code and one of its kernels, with the one that lists query tiles for it if it goes through a list,
-as a library for the CPU, run on the machine of machine.h. For small shapes: a key tile takes some milliseconds."""
+"""The forward's host code and one of its kernels, or of decode's, with the one that lists query tiles for it if it goes
+through a list, as a library for the CPU, run on the machine of machine.h. For small shapes: a key tile takes some
+milliseconds."""
 
 from __future__ import annotations
 
 import ctypes
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -35,6 +36,8 @@ HOST = [
     "check.c",
     "attention.c",
     "cuda/layout.c",
+    "families/decode/plan.c",
+    "families/decode/launch.c",
     "families/forward/plan.c",
     "families/forward/schedule.c",
     "families/forward/launch.c",
@@ -45,10 +48,11 @@ HOST = [
 
 Shipped = tuple[families.Family, families.Kernel]
 
-FAMILY = {family.name: family for family in families.families() if family.name in ("forward", "tiles")}
+FAMILY = {family.name: family for family in families.families() if family.name in ("decode", "forward", "tiles")}
 OF_FORWARD = [kernel for kernel in FAMILY["forward"].kernels if kernel.dtype == "bfloat16"]
 KERNELS = [kernel for kernel in OF_FORWARD if kernel.part == "out"]
 LISTED = [kernel for kernel in OF_FORWARD if kernel.part == "packed out"]
+DECODE = [kernel for kernel in FAMILY["decode"].kernels if kernel.dtype == "bfloat16"]
 
 
 def compile_host(folder: Path) -> list[Path]:
@@ -57,7 +61,7 @@ def compile_host(folder: Path) -> list[Path]:
         compile_with(C_COMPILER, CSRC / source, folder / (source.replace("/", "_") + ".o"), *FLAGS, *OF_HOST)
         for source in HOST
     ]
-    for name in ("machine", "session"):
+    for name in ("machine", "products", "session"):
         objects.append(compile_with(COMPILER, EMULATED / f"{name}.cpp", folder / f"{name}.o", *FLAGS, "-std=c++17"))
     return objects
 
@@ -73,10 +77,8 @@ def compile_table(shipped: list[Shipped], folder: Path) -> Path:
 
 def compile_kernel(shipped: Shipped, folder: Path, changes: tuple[Substitution, ...]) -> Path:
     family, kernel = shipped
-    sources = [
-        family.folder / family.source,
-        *(one.folder / one.source for one in FAMILY.values() if one is not family),
-    ]
+    others = [FAMILY[name] for name in ("forward", "tiles") if family.name in ("forward", "tiles")]
+    sources = [one.folder / one.source for one in dict.fromkeys((family, *others))]
     copy = copy_sources(sources, folder, changes, STUBS / "ptx.cuh")
     includes = [f"-I{path}" for path in (copy, STUBS, SHARED_STUBS)]
     options = ["-std=c++17", *OF_KERNELS, "-Wno-maybe-uninitialized", "-Wno-unused-function", *includes]
@@ -87,14 +89,18 @@ def compile_kernel(shipped: Shipped, folder: Path, changes: tuple[Substitution, 
 
 
 def build(folder: Path, kernel: families.Kernel, host: list[Path], changes: tuple[Substitution, ...] = ()) -> Emulator:
-    """A library in which this kernel of the forward, changed as told, is all there is; `host`: of compile_host."""
+    """A library in which this kernel, changed as told, is all there is; `host`: of compile_host."""
     folder.mkdir(exist_ok=True)
-    shipped = [(FAMILY["forward"], kernel)]
+    shipped: list[Shipped] = [(FAMILY["decode" if kernel in DECODE else "forward"], kernel)]
+    table = shipped
     if kernel in LISTED:
-        shipped += [(FAMILY["tiles"], lister) for lister in FAMILY["tiles"].kernels]
+        table = shipped = shipped + [(FAMILY["tiles"], lister) for lister in FAMILY["tiles"].kernels]
+    if kernel in DECODE:  # the host compares it with one of the forward: with one that would take forever
+        other = next(one for one in KERNELS if one.head_dim == kernel.head_dim)
+        table = [*shipped, (FAMILY["forward"], replace(other, step_cycles=10**9))]
     kernels = [compile_kernel(one, folder, changes) for one in shipped]
     library = folder / "libemulated.so"
-    result = run(*COMPILER, "-shared", *kernels, compile_table(shipped, folder), *host, "-o", library)
+    result = run(*COMPILER, "-shared", *kernels, compile_table(table, folder), *host, "-o", library)
     assert result.returncode == 0, result.stderr
     return Emulator(ctypes.CDLL(str(library)))
 
@@ -149,6 +155,10 @@ class Emulator:
 
     library: ctypes.CDLL
 
+    def disturb(self, seed: int, lost_load: int = -1) -> None:
+        """Of the launches to come: a seed of what is random, and which of a launch's loads never comes; -1: none."""
+        self.library.emulated_disturb(seed, lost_load)
+
     def attention(
         self, q: Tensor, k: Tensor, v: Tensor, out: Tensor, is_causal: bool = False, causal_offset: int = 0,
         scale: float | None = None,
@@ -164,6 +174,20 @@ class Emulator:
         if status != 0:
             raise Violation(error.text.decode())
         return lse
+
+    def decode_parts(
+        self, q: Tensor, k: Tensor, v: Tensor, first_tile: int, end_tile: int
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        """out and lse over these key tiles alone; O before the division, what was subtracted from scores, the sum."""
+        out, part_out = torch.empty_like(q), torch.full(q.shape, torch.nan)
+        top, total = torch.full(q.shape[:3], torch.nan), torch.full(q.shape[:3], torch.nan)
+        pointers = (ctypes.c_void_p(t.data_ptr()) for t in (part_out, top, total))
+        self.library.emulated_parts(first_tile, end_tile, *pointers)
+        try:
+            lse = self.attention(q, k, v, out)
+        finally:
+            self.library.emulated_parts(0, 0, None, None, None)
+        return out, lse, part_out, top, total
 
     def varlen(
         self, q: Tensor, k: Tensor, v: Tensor, out: Tensor, cu_seqlens_q: Tensor, max_seqlen_q: int, max_seqlen_k: int,

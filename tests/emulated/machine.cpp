@@ -1,12 +1,15 @@
-/* machine.cpp - see machine.h. */
+/* machine.cpp - see machine.h: threads, barriers, shared memory, and what is under way to it. */
+#undef _FORTIFY_SOURCE /* its longjmp refuses to go to another stack */
 #include "machine.h"
 
+#include <setjmp.h>
 #include <string.h>
 #include <ucontext.h>
 
-#include <functional>
+#include <deque>
 #include <map>
 #include <memory>
+#include <random>
 #include <string>
 #include <vector>
 
@@ -14,15 +17,27 @@ namespace emulated {
 
 namespace {
 
-enum { STACK_BYTES = 256 << 10, NAMED_BARRIERS = 16, MAX_THREADS = 1024 };
+enum {
+  STACK_BYTES = 256 << 10,
+  NAMED_BARRIERS = 16,
+  RANK_SHIFT = 24 /* an address in a CTA of the cluster has 1 + its rank above these bits; one in the own CTA, 0 */
+};
+
+struct Range {
+  uint32_t from, to;
+};
 
 /* What a thread waits for: that this number is no longer the one it was. */
 struct Thread {
-  ucontext_t context;
+  ucontext_t context; /* to begin with; then it goes on from `place`, which takes no system call */
+  jmp_buf place;
   std::unique_ptr<char[]> stack;
-  bool ended;
+  bool begun, ended;
   const long *awaited;
   long until_not;
+  bool may_give_up, gives_up; /* a wait for a load that is lost */
+  long clusters_met, clusters_awaited;
+  std::vector<Range> reads; /* that may still be under way */
 };
 
 /* Threads that meet again and again; what they bring stays until the meeting after the next. */
@@ -43,19 +58,56 @@ struct NamedBarrier {
   long generation = 0;
 };
 
-std::vector<Thread> threads;
-std::vector<Meeting> warps, warpgroups;
-std::map<uint32_t, Mbarrier> mbarriers;
-NamedBarrier named_barriers[NAMED_BARRIERS];
-std::vector<char> memory;
-ucontext_t scheduler;
+struct Load {
+  uint32_t destination;
+  Mbarrier *barrier;
+  TensorMap map;
+  int corner[4];
+};
+
+struct Store {
+  char *destination;
+  Mbarrier *barrier;
+  int bytes;
+  uint32_t words[2];
+};
+
+struct Cta {
+  std::vector<char> memory;
+  std::vector<Meeting> warps, warpgroups;
+  std::map<uint32_t, Mbarrier> mbarriers;
+  NamedBarrier named_barriers[NAMED_BARRIERS];
+  int threads_left;
+  std::vector<Load> loads;
+  std::vector<std::deque<Store>> stores; /* of each warp of the cluster */
+};
+
+std::vector<Thread> threads; /* those of the first CTA of the cluster come first */
+std::vector<Cta> ctas;
+jmp_buf scheduler;
 std::function<void()> code;
-int current, block, blocks;
+int current, of_cta, first_block, blocks;
+long cluster_arrived, cluster_generation;
+std::mt19937 rng;
+unsigned seed;
+int lost = -1, loads_asked;
 std::string violation;
 
 Thread &self() { return threads[(size_t)current]; }
+Cta &cta() { return ctas[(size_t)(current / of_cta)]; }
 
-void give_way() { swapcontext(&self().context, &scheduler); }
+size_t random_below(size_t count) { return rng() % count; }
+
+void give_way() {
+  if (_setjmp(self().place) == 0) _longjmp(scheduler, 1);
+}
+
+void go_on(Thread &thread) {
+  if (_setjmp(scheduler) != 0) return;
+  if (thread.begun) _longjmp(thread.place, 1);
+  thread.begun = true;
+  setcontext(&thread.context);
+}
 
 void await_change(const long *number) {
   self().awaited = number;
@@ -63,38 +115,9 @@ void await_change(const long *number) {
   give_way();
 }
 
-void thread_main() {
-  code();
-  self().ended = true;
-  give_way();
+bool can_go_on(const Thread &thread) {
+  return !thread.ended && !(thread.awaited && *thread.awaited == thread.until_not && !thread.gives_up);
 }
-
-void set_up(Thread &thread) {
-  if (!thread.stack) thread.stack.reset(new char[STACK_BYTES]);
-  thread.ended = false;
-  thread.awaited = nullptr;
-  getcontext(&thread.context);
-  thread.context.uc_stack.ss_sp = thread.stack.get();
-  thread.context.uc_stack.ss_size = STACK_BYTES;
-  thread.context.uc_link = nullptr;
-  makecontext(&thread.context, thread_main, 0);
-}
-
-/* All threads of a meeting have come; the last one acts for all before the others go on. */
-const uint64_t *meet(Meeting &meeting, int size, uint64_t brought, const std::function<void(const uint64_t *)> &act) {
-  uint64_t *const all = meeting.brought[meeting.generation % 2];
-  all[current % size] = brought;
-  if (++meeting.arrived < size) {
-    await_change(&meeting.generation);
-  } else {
-    if (act) act(all);
-    meeting.arrived = 0;
-    meeting.generation++;
-  }
-  return all;
-}
-
-Meeting &of_warp() { return warps[(size_t)(current / WARP)]; }
 
 void complete(Mbarrier &barrier) {
   if (barrier.pending != 0 || barrier.bytes != 0) return;
@@ -103,55 +126,163 @@ void complete(Mbarrier &barrier) {
 }
 
 Mbarrier &mbarrier_at(uint32_t address) {
-  const auto found = mbarriers.find(address);
-  require(found != mbarriers.end(), "no mbarrier lies there");
+  Cta &owner = address >> RANK_SHIFT ? ctas[(address >> RANK_SHIFT) - 1] : cta();
+  const auto found = owner.mbarriers.find(address % (1u << RANK_SHIFT));
+  require(found != owner.mbarriers.end(), "no mbarrier lies there");
   return found->second;
 }
 
-float element(uint32_t bits) {
-  float x;
-  bits <<= 16;
-  memcpy(&x, &bits, sizeof x);
-  return x;
+/* ---- what is under way to a CTA ---------------------------------------------------------------------------------- */
+
+bool is_awaiting(const Cta &to) {
+  bool any = !to.loads.empty();
+  for (const std::deque<Store> &of_warp : to.stores)
+    any |= !of_warp.empty();
+  return any;
 }
 
-/* The 128-byte swizzle: bits 4 to 6 of an address are exchanged by bits 7 to 9. */
-uint32_t swizzled(uint32_t address) { return address ^ (address >> 7 & 7) << 4; }
-
-float element_at(uint32_t address) {
-  uint16_t bits;
-  memcpy(&bits, shared(swizzled(address), sizeof bits), sizeof bits);
-  return element(bits);
+/* The swizzle exchanges the 16-byte pieces of a row by those bits of an address that count rows. */
+uint32_t swizzled(uint32_t address, int row_bytes) {
+  return address ^ (address >> 7 & (uint32_t)(row_bytes / 16 - 1)) << 4;
 }
 
-/* Nobody is under way in the end. */
+void deliver_load(Cta &to) {
+  const size_t index = random_below(to.loads.size());
+  const Load load = to.loads[index];
+  to.loads.erase(to.loads.begin() + (long)index);
+  const TensorMap &map = load.map;
+  const int element_bytes = 2, row_bytes = map.box_columns * element_bytes, rows = map.box_rows * map.box_heads;
+  for (int i = 0; i < rows; i++) {
+    const int *const corner = load.corner;
+    const int64_t at[] = {corner[0], corner[1] + i % map.box_rows, corner[2] + i / map.box_rows, corner[3]};
+    bool inside = true;
+    for (int d = 1; d < 4; d++)
+      inside &= at[d] >= 0 && at[d] < map.size[d];
+    for (int c = 0; c < map.box_columns; c++) {
+      uint16_t bits = 0;
+      if (inside && at[0] + c < map.size[0]) {
+        const char *from = map.data + (at[0] + c) * element_bytes;
+        for (int d = 1; d < 4; d++)
+          from += at[d] * map.stride_bytes[d];
+        memcpy(&bits, from, sizeof bits);
+      }
+      const uint32_t place = swizzled(load.destination + (uint32_t)(i * row_bytes + c * element_bytes), row_bytes);
+      memcpy(&to.memory[place - SHARED_ADDRESS], &bits, sizeof bits);
+    }
+  }
+  load.barrier->bytes -= (int64_t)rows * row_bytes;
+  complete(*load.barrier);
+}
+
+void deliver_store(std::deque<Store> &of_warp) {
+  const auto which = of_warp.begin() + (ptrdiff_t)random_below(of_warp.size());
+  const Store store = *which;
+  of_warp.erase(which);
+  memcpy(store.destination, store.words, (size_t)store.bytes);
+  store.barrier->bytes -= store.bytes;
+  complete(*store.barrier);
+}
+
+/* Something, if there is any: from a random CTA or warp on, the first that there is. */
+bool deliver() {
+  const size_t first = random_below(ctas.size());
+  for (size_t i = 0; i < ctas.size(); i++) {
+    Cta &to = ctas[(first + i) % ctas.size()];
+    const size_t warps = to.stores.size(), first_warp = random_below(warps);
+    const bool load_first = rng() % 2 != 0;
+    if (load_first && !to.loads.empty()) return deliver_load(to), true;
+    for (size_t w = 0; w < warps; w++) {
+      std::deque<Store> &of_warp = to.stores[(first_warp + w) % warps];
+      if (of_warp.empty()) continue;
+      for (size_t count = 1 + random_below(of_warp.size()); count > 0; count--)
+        deliver_store(of_warp);
+      return true;
+    }
+    if (!to.loads.empty()) return deliver_load(to), true;
+  }
+  return false;
+}
+
+/* ---- threads ----------------------------------------------------------------------------------------------------- */
+
+void thread_main() {
+  code();
+  self().ended = true;
+  if (--cta().threads_left == 0 && lost < 0)
+    require(!is_awaiting(cta()), "something is under way to a CTA that has ended");
+  give_way();
+}
+
+void set_up(Thread &thread) {
+  if (!thread.stack) thread.stack.reset(new char[STACK_BYTES]);
+  thread.begun = thread.ended = thread.may_give_up = thread.gives_up = false;
+  thread.awaited = nullptr;
+  thread.clusters_met = thread.clusters_awaited = 0;
+  thread.reads.clear();
+  getcontext(&thread.context);
+  thread.context.uc_stack.ss_sp = thread.stack.get();
+  thread.context.uc_stack.ss_size = STACK_BYTES;
+  thread.context.uc_link = nullptr;
+  makecontext(&thread.context, thread_main, 0);
+}
+
+void set_up(Cta &fresh, size_t all_threads) {
+  fresh.memory.assign(SHARED_BYTES, (char)(rng() % 2 ? 0x7f : 0xff)); /* large numbers, or NaN */
+  fresh.threads_left = of_cta;
+  fresh.warps.assign((size_t)of_cta / WARP, Meeting());
+  fresh.warpgroups.assign((size_t)(of_cta + WARPGROUP - 1) / WARPGROUP, Meeting());
+  fresh.stores.resize(all_threads / WARP);
+}
+
+/* Where a load is lost: one of those who wait, or all of them, wait no longer. */
+bool give_up(size_t all_threads) {
+  const size_t first = random_below(all_threads);
+  const bool all = rng() % 2 != 0;
+  bool any = false;
+  for (size_t i = 0; i < all_threads && (all || !any); i++) {
+    Thread &thread = threads[(first + i) % all_threads];
+    if (!thread.may_give_up) continue;
+    thread.gives_up = any = true;
+  }
+  return any;
+}
+
+/* Nobody is under way in the end. An mbarrier that has not completed one phase may never be needed. */
 void check_end() {
-  for (const auto &one : mbarriers)
-    require(one.second.pending == one.second.arrivals && one.second.bytes == 0, "an mbarrier is not at rest");
-  for (const NamedBarrier &barrier : named_barriers)
-    require(barrier.arrived == 0, "a named barrier is not at rest");
+  for (const Cta &one : ctas) {
+    for (const auto &[address, barrier] : one.mbarriers)
+      require(lost >= 0 || (barrier.bytes == 0 && (barrier.phase == 0 || barrier.pending == barrier.arrivals)),
+              "an mbarrier is not at rest");
+    for (const NamedBarrier &barrier : one.named_barriers)
+      require(barrier.arrived == 0, "a named barrier is not at rest");
+  }
+  require(cluster_arrived == 0, "the cluster's barrier is not at rest");
 }
 
-void run_block(int count) {
-  memory.assign(SHARED_BYTES, (char)0x7f); /* NaN in every element */
-  mbarriers.clear();
-  warps.assign((size_t)count / WARP, Meeting());
-  warpgroups.assign((size_t)(count + WARPGROUP - 1) / WARPGROUP, Meeting());
-  for (NamedBarrier &barrier : named_barriers)
-    barrier = NamedBarrier();
-  for (int i = 0; i < count; i++)
-    set_up(threads[(size_t)i]);
-  for (int ended = 0; ended < count && violation.empty();) {
+void run_cluster(size_t cluster) {
+  const size_t count = cluster * (size_t)of_cta;
+  const bool as_late_as_can_be = rng() % 4 != 0; /* whatever is under way arrives when nobody can go on */
+  ctas = std::vector<Cta>(cluster);
+  for (Cta &one : ctas)
+    set_up(one, count);
+  if (threads.size() < count) threads.resize(count);
+  for (size_t i = 0; i < count; i++)
+    set_up(threads[i]);
+  cluster_arrived = cluster_generation = 0;
+  for (size_t ended = 0; ended < count && violation.empty();) {
+    const size_t first = random_below(count);
     bool any = false;
-    for (current = 0; current < count && violation.empty(); current++) {
+    for (size_t i = 0; i < count && violation.empty(); i++) {
+      current = (int)((first + i) % count);
       Thread &thread = self();
-      if (thread.ended || (thread.awaited && *thread.awaited == thread.until_not)) continue;
+      if (!can_go_on(thread)) continue;
       any = true;
       thread.awaited = nullptr;
-      swapcontext(&scheduler, &thread.context);
+      go_on(thread);
       ended += thread.ended;
+      if (!as_late_as_can_be && rng() % 16 == 0) deliver();
     }
-    if (!any && violation.empty()) violation = "no thread can go on";
+    if (!any && violation.empty() && !deliver() && !give_up(count)) violation = "no thread can go on";
   }
   current = -1;
   if (violation.empty()) check_end();
@@ -159,48 +290,106 @@ void run_block(int count) {
 
 } // namespace
 
-static std::map<std::string, void (*)(void **)> &launchables() {
-  static std::map<std::string, void (*)(void **)> all; /* there before any kernel is added, in whatever file */
+struct Kernel {
+  int cluster;
+  void (*function)(void **);
+};
+
+static std::map<std::string, Kernel> &launchables() {
+  static std::map<std::string, Kernel> all; /* there before any kernel is added, in whatever file */
   return all;
 }
 
-Launchable::Launchable(const char *name, void (*kernel)(void **)) { launchables()[name] = kernel; }
+Launchable::Launchable(const char *name, int cluster, void (*kernel)(void **)) {
+  launchables()[name] = {cluster, kernel};
+}
+
+void disturb(unsigned new_seed, int lost_load) {
+  seed = new_seed;
+  lost = lost_load;
+}
 
 const char *launch(const char *name, int64_t grid, int count, void **arguments) {
+  const Kernel &kernel = launchables().at(name);
   violation.clear();
-  if (threads.empty()) threads.resize(MAX_THREADS);
-  code = [kernel = launchables().at(name), arguments] { kernel(arguments); };
+  rng.seed(seed);
+  loads_asked = 0;
+  code = [function = kernel.function, arguments] { function(arguments); };
   blocks = (int)grid;
-  for (block = 0; block < blocks && violation.empty(); block++)
-    run_block(count);
+  of_cta = count;
+  current = -1;
+  require(blocks % kernel.cluster == 0, "clusters are not whole");
+  for (first_block = 0; first_block < blocks && violation.empty(); first_block += kernel.cluster)
+    run_cluster((size_t)kernel.cluster);
   if (violation.empty()) return nullptr;
-  violation += " (CTA " + std::to_string(block - 1) + " of " + std::to_string(blocks) + ")";
+  violation += " (one of the CTAs before " + std::to_string(first_block) + " of " + std::to_string(blocks) + ")";
   return violation.c_str();
 }
 
-int thread_index() { return current; }
-int block_index() { return block; }
+int thread_index() { return current % of_cta; }
+int block_index() { return first_block + current / of_cta; }
 int grid_size() { return blocks; }
 
 void require(bool holds, const char *what) {
   if (holds || !violation.empty()) return;
   violation = what;
   if (current >= 0) {
-    violation += "; thread " + std::to_string(current);
+    violation += "; CTA " + std::to_string(block_index()) + ", thread " + std::to_string(thread_index());
     give_way(); /* and never again */
   }
+}
+
+/* ---- shared memory ----------------------------------------------------------------------------------------------- */
+
+uint32_t address_in_cta(uint32_t address, int rank) {
+  require(rank >= 0 && (size_t)rank < ctas.size(), "no such CTA in the cluster");
+  return address | (uint32_t)(rank + 1) << RANK_SHIFT;
 }
 
 char *shared(uint32_t address, int bytes) {
   require(address >= SHARED_ADDRESS && address + (uint32_t)bytes <= SHARED_ADDRESS + SHARED_BYTES,
           "an address beyond shared memory");
-  return memory.data() + (address - SHARED_ADDRESS);
+  return cta().memory.data() + (address - SHARED_ADDRESS);
 }
+
+const char *read_late(uint32_t address, int bytes) {
+  self().reads.push_back({address, address + (uint32_t)bytes});
+  return shared(address, bytes);
+}
+
+void load_box(uint32_t destination, uint32_t barrier, const TensorMap &map, const int *corner) {
+  const int row_bytes = map.box_columns * 2, bytes = map.box_rows * map.box_heads * row_bytes;
+  require(destination % (uint32_t)row_bytes == 0, "a box that begins within a row of shared memory");
+  shared(destination, bytes);
+  const int first = current / of_cta * of_cta;
+  for (int i = first; i < first + of_cta; i++)
+    for (const Range &read : threads[(size_t)i].reads)
+      require(read.to <= destination || read.from >= destination + (uint32_t)bytes,
+              "a load over what may still be read");
+  Load load = {destination, &mbarrier_at(barrier), map, {}};
+  memcpy(load.corner, corner, sizeof load.corner);
+  if (loads_asked++ != lost) cta().loads.push_back(load);
+}
+
+void store_async(uint32_t destination, uint32_t barrier, int bytes, const uint32_t *words) {
+  const uint32_t rank = destination >> RANK_SHIFT, offset = destination % (1u << RANK_SHIFT);
+  require(rank != 0 && rank == barrier >> RANK_SHIFT, "a store into one CTA that tells another");
+  Cta &to = ctas[rank - 1];
+  require(&to == &cta() || self().clusters_awaited > 0, "a store into a CTA that may not have begun");
+  require(to.threads_left > 0, "a store into a CTA that has ended");
+  shared(offset, bytes);
+  exchange(0);
+  Store store = {&to.memory[offset - SHARED_ADDRESS], &mbarrier_at(barrier), bytes, {}};
+  memcpy(store.words, words, (size_t)bytes);
+  to.stores[(size_t)current / WARP].push_back(store);
+}
+
+/* ---- barriers ---------------------------------------------------------------------------------------------------- */
 
 void mbarrier_init(uint32_t barrier, int arrivals) {
   Mbarrier fresh;
   fresh.arrivals = fresh.pending = arrivals;
-  mbarriers[barrier] = fresh;
+  cta().mbarriers[barrier] = fresh;
 }
 
 void mbarrier_arrive(uint32_t barrier, int64_t bytes) {
@@ -211,15 +400,29 @@ void mbarrier_arrive(uint32_t barrier, int64_t bytes) {
   complete(at);
 }
 
-void mbarrier_await(uint32_t barrier, uint32_t parity) {
+bool mbarrier_await(uint32_t barrier, uint32_t parity) {
   const Mbarrier &at = mbarrier_at(barrier);
-  while ((uint32_t)(at.phase & 1) == parity)
-    await_change(&at.phase);
+  Thread &thread = self();
+  const auto has_come = [&] { return (uint32_t)(at.phase & 1) != parity; };
+  if (lost < 0) {
+    while (!has_come())
+      await_change(&at.phase);
+    return true;
+  }
+  bool came = false;
+  if (current % WARP == 0) { /* a warp's wait ends for all its lanes alike */
+    thread.may_give_up = true;
+    while (!(came = has_come()) && !thread.gives_up)
+      await_change(&at.phase);
+    thread.may_give_up = thread.gives_up = false;
+  }
+  return exchange(came)[0] != 0;
 }
 
 void named_barrier(int id, int count, bool wait) {
   require(id >= 0 && id < NAMED_BARRIERS, "no such named barrier");
-  NamedBarrier &barrier = named_barriers[id];
+  self().reads.clear();
+  NamedBarrier &barrier = cta().named_barriers[id];
   require(barrier.arrived == 0 || barrier.threads == count, "a named barrier is met by two numbers of threads");
   barrier.threads = count;
   if (++barrier.arrived == count) {
@@ -230,72 +433,44 @@ void named_barrier(int id, int count, bool wait) {
   }
 }
 
+void cluster_arrive() {
+  self().reads.clear();
+  require(self().clusters_met == self().clusters_awaited, "a second arrival at the cluster's barrier");
+  self().clusters_met++;
+  if (++cluster_arrived == (long)ctas.size() * of_cta) {
+    cluster_arrived = 0;
+    cluster_generation++;
+  }
+}
+
+void cluster_wait() {
+  while (cluster_generation < self().clusters_met)
+    await_change(&cluster_generation);
+  self().clusters_awaited = self().clusters_met;
+}
+
+/* ---- threads that meet ------------------------------------------------------------------------------------------- */
+
+const uint64_t *meet(int lanes, uint64_t brought, const std::function<void(const uint64_t *)> &act) {
+  const size_t index = (size_t)(thread_index() / lanes);
+  Meeting &meeting = lanes == WARP ? cta().warps[index] : cta().warpgroups[index];
+  uint64_t *const all = meeting.brought[meeting.generation % 2];
+  all[current % lanes] = brought;
+  if (++meeting.arrived < lanes) {
+    await_change(&meeting.generation);
+  } else {
+    if (act) act(all);
+    meeting.arrived = 0;
+    meeting.generation++;
+  }
+  return all;
+}
+
 bool elect() {
-  meet(of_warp(), WARP, 0, nullptr);
+  meet(WARP, 0, nullptr);
   return current % WARP == 0;
 }
 
-const uint64_t *exchange(uint64_t value) { return meet(of_warp(), WARP, value, nullptr); }
-
-void load_box(uint32_t destination, uint32_t barrier, const TensorMap &map, const int *corner) {
-  enum { ROW_BYTES = 128, ELEMENT_BYTES = 2, COLUMNS = ROW_BYTES / ELEMENT_BYTES };
-  require(destination % ROW_BYTES == 0, "a box that begins within a row of shared memory");
-  const int rows = map.box_rows * map.box_heads;
-  for (int i = 0; i < rows; i++) {
-    const int64_t at[] = {corner[0], corner[1] + i % map.box_rows, corner[2] + i / map.box_rows, corner[3]};
-    bool inside = true;
-    for (int d = 1; d < 4; d++)
-      inside &= at[d] >= 0 && at[d] < map.size[d];
-    for (int c = 0; c < COLUMNS; c++) {
-      uint16_t bits = 0;
-      if (inside && at[0] + c < map.size[0]) {
-        const char *from = map.data + (at[0] + c) * ELEMENT_BYTES;
-        for (int d = 1; d < 4; d++)
-          from += at[d] * map.stride_bytes[d];
-        memcpy(&bits, from, sizeof bits);
-      }
-      memcpy(shared(swizzled(destination + (uint32_t)(i * ROW_BYTES + c * ELEMENT_BYTES)), ELEMENT_BYTES), &bits,
-             sizeof bits);
-    }
-  }
-  Mbarrier &at = mbarrier_at(barrier);
-  at.bytes -= (int64_t)rows * ROW_BYTES;
-  complete(at);
-}
-
-void multiply(float *d, const Operand &a, uint32_t b, uint32_t leading_bytes, bool is_transposed, int columns,
-              bool accumulate) {
-  enum { ROWS = 64, DEPTH = 16, GROUP_ROWS = 8, ROW_BYTES = 128, BOX_COLUMNS = 64 };
-  struct Mine {
-    float *d;
-    const uint32_t *a;
-  } mine = {d, a.registers};
-  meet(warpgroups[(size_t)(current / WARPGROUP)], WARPGROUP, (uint64_t)&mine, [&](const uint64_t *all) {
-    float left[ROWS][DEPTH];
-    for (int t = 0; t < WARPGROUP; t++) /* of registers: two columns in each, rows l / 4 and l / 4 + 8, twice */
-      for (int i = 0; i < 8 && a.registers; i++)
-        left[t / WARP * 16 + t % WARP / 4 + i / 2 % 2 * 8][t % 4 * 2 + i % 2 + i / 4 * 8] =
-            element(reinterpret_cast<const Mine *>(all[t])->a[i / 2] >> i % 2 * 16 & 0xffff);
-    for (int i = 0; i < ROWS * DEPTH && !a.registers; i++)
-      left[i / DEPTH][i % DEPTH] = element_at(a.address + (uint32_t)(i / DEPTH / GROUP_ROWS) * a.group_bytes +
-                                              (uint32_t)(i / DEPTH % GROUP_ROWS * ROW_BYTES + i % DEPTH * 2));
-    for (int column = 0; column < columns; column++) {
-      float right[DEPTH];
-      for (int k = 0; k < DEPTH; k++) {
-        const uint32_t across = (uint32_t)(column / BOX_COLUMNS) * leading_bytes + (uint32_t)(column % BOX_COLUMNS * 2);
-        right[k] = element_at(
-            b + (is_transposed ? across + (uint32_t)(k * ROW_BYTES) : (uint32_t)(column * ROW_BYTES + k * 2)));
-      }
-      for (int row = 0; row < ROWS; row++) {
-        const int t = row / 16 * WARP + row % 8 * 4 + column % 8 / 2;
-        float &sum = reinterpret_cast<const Mine *>(all[t])->d[column / 8 * 4 + row % 16 / 8 * 2 + column % 2];
-        float total = accumulate ? sum : 0.f;
-        for (int k = 0; k < DEPTH; k++)
-          total += left[row][k] * right[k];
-        sum = total;
-      }
-    }
-  });
-}
+const uint64_t *exchange(uint64_t value) { return meet(WARP, value, nullptr); }
 
 } // namespace emulated

@@ -1,16 +1,20 @@
 /*
  * machine.h - CTAs of a kernel on the host, thread by thread and number by number: what a kernel computes, without a
- * GPU. Each thread is a coroutine; the stubs of stubs/ call this where the device has an instruction.
+ * GPU. Each thread is a coroutine; the stubs of stubs/ call this where the device has an instruction. The CTAs of a
+ * cluster run together, clusters one after another.
  *
- * Barriers, shuffles, elections, TMA boxes with their swizzle, and wgmma on its register layout and descriptors are
- * those of PTX ISA 9.0. Loads and products are done at once: whether a kernel waits for them is what tests/schedule
- * asks. Elements are bfloat16; a product's sums are float32, in an order of their own: bits are those of this machine
- * and of no GPU, but the same wherever the same products are made.
+ * Barriers, shuffles, elections, TMA boxes with their swizzle, mma, and wgmma on its register layout and descriptors
+ * are those of PTX ISA 9.0. Which thread goes on is random, and so is when a TMA box or a store into another CTA
+ * arrives: whoever does not wait for it finds something else. Products are done at once: whether a kernel waits for
+ * them is what tests/schedule asks. Elements are bfloat16; a product's sums are float32, in an order of their own: bits
+ * are those of this machine and of no GPU, but the same wherever the same products are made, by mma or by wgmma.
  */
 #ifndef EMULATED_MACHINE_H
 #define EMULATED_MACHINE_H
 
 #include <stdint.h>
+
+#include <functional>
 
 namespace emulated {
 
@@ -21,17 +25,22 @@ enum {
   SHARED_BYTES = 227 << 10
 };
 
-/* A tensor in global memory: sizes, strides and box from the innermost dimension on. Elements outside are zero. */
+/* A tensor in global memory: sizes, strides and box from the innermost dimension on. Elements outside are zero. The
+ * swizzle is as wide as a row of the box: 64 or 128 bytes. */
 struct TensorMap {
   const char *data;
   int64_t size[4], stride_bytes[4];
-  int box_rows, box_heads;
+  int box_columns, box_rows, box_heads;
 };
 
-/* A kernel that the library has, as a function of a launch's arguments. */
+/* A kernel that the library has, as a function of a launch's arguments; CTAs of a cluster. */
 struct Launchable {
-  Launchable(const char *name, void (*kernel)(void **arguments));
+  Launchable(const char *name, int cluster, void (*kernel)(void **arguments));
 };
+
+/* Of the launches to come: a seed of what is random, and which of its loads each of them waits for in vain; negative:
+ * none. */
+void disturb(unsigned seed, int lost_load);
 
 /* Runs it. Returns NULL, or a sentence that says what cannot be. */
 const char *launch(const char *name, int64_t grid, int threads, void **arguments);
@@ -44,13 +53,26 @@ int grid_size();
 
 void require(bool holds, const char *what); /* or the run ends with this sentence */
 
-/* Bytes of shared memory. */
+/* Where an address of this CTA's shared memory is in that of another CTA of the cluster. */
+uint32_t address_in_cta(uint32_t address, int rank);
+/* Bytes of this CTA's shared memory. */
 char *shared(uint32_t address, int bytes);
+/* The same for an instruction whose reads may end as late as this thread comes to a barrier: until then TMA must not be
+ * asked to write there. */
+const char *read_late(uint32_t address, int bytes);
 
 void mbarrier_init(uint32_t barrier, int arrivals);
 void mbarrier_arrive(uint32_t barrier, int64_t bytes);
-void mbarrier_await(uint32_t barrier, uint32_t parity);
+bool mbarrier_await(uint32_t barrier, uint32_t parity); /* by a warp; false: in vain */
 void named_barrier(int id, int threads, bool wait);
+void cluster_arrive();
+void cluster_wait();
+
+/*
+ * All `lanes` threads of a warp or a warpgroup meet; the last one acts for all before the others go on. Returns what
+ * they bring, which stays until the meeting after the next.
+ */
+const uint64_t *meet(int lanes, uint64_t brought, const std::function<void(const uint64_t *)> &act);
 
 /* All lanes meet; true in the one that acts for them. */
 bool elect();
@@ -58,6 +80,10 @@ bool elect();
 const uint64_t *exchange(uint64_t value);
 
 void load_box(uint32_t destination, uint32_t barrier, const TensorMap &map, const int *corner);
+/* By all lanes: 4 or 8 bytes into a CTA of the cluster, which has the mbarrier, too. */
+void store_async(uint32_t destination, uint32_t barrier, int bytes, const uint32_t *words);
+
+/* ---- products.cpp ----------------------------------------------------------------------------------------------- */
 
 /*
  * d[64, columns] (+)= a[64, 16] b[columns, 16]^T of a warpgroup, as lane and register hold them. a: four registers, or
@@ -70,6 +96,13 @@ struct Operand {
 /* is_transposed: b lies as [16, columns], in boxes of 64 columns `leading_bytes` apart. */
 void multiply(float *d, const Operand &a, uint32_t b, uint32_t leading_bytes, bool is_transposed, int columns,
               bool accumulate);
+
+/* d[8, 8] += a[8, 16] b[8, 16]^T of a warp: two floats, and two registers of each operand. */
+void multiply_eight_rows(float *d, const uint32_t *a, const uint32_t *b);
+
+/* `count` 8x8 matrices: lane 8 m + i has the address of row i of matrix m, lane l gets two columns of row l / 4 of
+ * each, or, is_transposed, two rows of column l / 4. */
+void load_matrices(uint32_t *x, int count, uint32_t from, bool is_transposed);
 
 } // namespace emulated
 

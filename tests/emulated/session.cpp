@@ -19,8 +19,8 @@ dhp_status dhp_session_begin(dhp_session *session, int, dhp_error *) {
 
 void dhp_session_end(const dhp_session *) {}
 
-dhp_status dhp_tensor_map_encode(const dhp_session *, dhp_tensor_map *map, const dhp_tensor *tensor, int64_t length,
-                                 int rows, int heads, dhp_error *) {
+static dhp_status encode(dhp_tensor_map *map, const dhp_tensor *tensor, int64_t length, int columns, int rows,
+                         int heads) {
   emulated::TensorMap described = {};
   described.data = static_cast<const char *>(tensor->data);
   for (int d = 0; d < 4; d++) {
@@ -28,12 +28,25 @@ dhp_status dhp_tensor_map_encode(const dhp_session *, dhp_tensor_map *map, const
     described.stride_bytes[d] = 2 * tensor->stride[3 - d];
   }
   described.size[1] = length;
+  described.box_columns = columns;
   described.box_rows = rows;
   described.box_heads = heads;
   static_assert(sizeof described <= sizeof *map, "a tensor map holds it");
   memcpy(map, &described, sizeof described);
   return DHP_OK;
 }
+
+dhp_status dhp_tensor_map_encode(const dhp_session *, dhp_tensor_map *map, const dhp_tensor *tensor, int64_t length,
+                                 int rows, int heads, dhp_error *) {
+  return encode(map, tensor, length, 64, rows, heads);
+}
+
+dhp_status dhp_tensor_map_encode_strips(const dhp_session *, dhp_tensor_map *map, const dhp_tensor *tensor,
+                                        int64_t length, int rows, dhp_error *) {
+  return encode(map, tensor, length, 32, rows, 1);
+}
+
+void emulated_disturb(unsigned seed, int lost_load) { emulated::disturb(seed, lost_load); }
 
 dhp_status dhp_session_launch(const dhp_session *, const dhp_kernel_info *kernel, int64_t grid, void **arguments, int,
                               void *, dhp_error *error) {

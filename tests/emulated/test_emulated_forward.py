@@ -1,7 +1,7 @@
 """The forward's numbers without a GPU: host code and kernels, thread by thread, on the emulated machine.
 
-What a GPU adds (that loads and products are waited for, how long anything takes, exact bits) is tested elsewhere:
-tests/schedule, tests/attention.
+What a GPU adds (that products are waited for, how long anything takes, exact bits) is tested elsewhere: tests/schedule,
+tests/attention.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from harness import needs_kernels
 from dhp_safe_fa import _inspect
 from dhp_safe_fa.gates import controls, inputs, subjects, tools
 from dhp_safe_fa.gates import planted as launching
-from dhp_safe_fa.gates.families import forward
+from dhp_safe_fa.gates.families import decode, forward
 
 
 def pretend(monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int]) -> None:
@@ -43,7 +43,8 @@ def test_not_run_without_a_driver(monkeypatch: pytest.MonkeyPatch) -> None:
         launching.Planted(controls.Controls({}, []))
 
 
-FORWARD = [kernel for kernel in _inspect.kernels() if kernel["part"] == "out"]
+FORWARD = [kernel for kernel in _inspect.kernels() if (kernel["family"], kernel["part"]) == ("forward", "out")]
+DECODE = [kernel for kernel in _inspect.kernels() if kernel["family"] == "decode"]
 
 
 @pytest.mark.parametrize("kernel", FORWARD, ids=lambda kernel: str(kernel["name"]))
@@ -52,6 +53,16 @@ def test_shapes_launch_the_kernel(kernel: dict[str, object]) -> None:
     assert {shape.is_causal for shape in shapes} == {True, False}
     assert any(shape.heads_q > shape.heads_k for shape in shapes)
     assert any(shape.seqlen_k % 2 for shape in shapes)
+    for shape in shapes:
+        plan = _inspect.plan(shape.q, shape.k, shape.dtype, shape.is_causal)
+        assert plan and plan["kernel"] == kernel["name"]
+
+
+@pytest.mark.parametrize("kernel", DECODE, ids=lambda kernel: str(kernel["name"]))
+def test_shapes_launch_the_decode_kernel(kernel: dict[str, object]) -> None:
+    shapes = decode.shapes_of(kernel)
+    assert any(shape.heads_q > shape.heads_k for shape in shapes) and any(shape.seqlen_k % 2 for shape in shapes)
+    assert {shape.seqlen_q for shape in shapes} == {1, 3}
     for shape in shapes:
         plan = _inspect.plan(shape.q, shape.k, shape.dtype, shape.is_causal)
         assert plan and plan["kernel"] == kernel["name"]
@@ -71,10 +82,10 @@ def test_a_subject_without_shapes_is_not_run(gate: str, monkeypatch: pytest.Monk
 
 @needs_kernels
 def test_a_kernel_that_no_shape_reaches_does_not_stop_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    planned = forward._planned
+    planned = forward.planned
     first, second = FORWARD[:2]
     unreached = {second["name"]: "another"}
-    monkeypatch.setattr(forward, "_planned", lambda shape: unreached.get(planned(shape), planned(shape)))
+    monkeypatch.setattr(forward, "planned", lambda shape: unreached.get(planned(shape), planned(shape)))
     found = {subject.name: subject for subject in subjects.shipped()}
     assert found[first["name"]].shapes and not found[first["name"]].why_not
     assert "no shape was found" in found[second["name"]].why_not and not found[second["name"]].shapes

@@ -1,23 +1,13 @@
 /* launch.c - the forward's tensor maps and parameters, and its launch. */
 #include "launch.h"
 
-#include <float.h>
-#include <math.h>
-
 #include "../../cuda/session.h"
 #include "../../hopper/chip.h"
+#include "../../hopper/log2.h"
+#include "../../hopper/softmax_scale.h"
 #include "../../mask.h"
 #include "params.h"
 #include "schedule.h"
-
-#define LOG2_E 1.44269504088896341
-
-static int log2_of(int power) {
-  int log = 0;
-  while (1 << log < power)
-    log++;
-  return log;
-}
 
 /*
  * Keys that no query sees are cut off: TMA then reads zeros, and whatever they hold (a NaN in an unused part of a
@@ -37,10 +27,7 @@ static dhp_status encode_maps(const dhp_session *session, const dhp_attention *a
 }
 
 dhp_fwd_params dhp_forward_params(const dhp_attention *args, int rows) {
-  /* not 0: a masked score is -inf, and -inf times 0 is NaN */
-  const float scale_log2 = fmaxf((float)((double)(float)args->scale * LOG2_E), FLT_MIN);
-  int exponent;
-  frexpf(scale_log2, &exponent); /* 2^(exponent - 1) <= scale_log2 < 2^exponent: the difference below is exact */
+  const dhp_softmax_scale by = dhp_softmax_scale_of(args->scale);
   return (dhp_fwd_params){
       .out = args->out.data,
       .out_stride = {args->out.stride[0], args->out.stride[1], args->out.stride[2]},
@@ -50,11 +37,11 @@ dhp_fwd_params dhp_forward_params(const dhp_attention *args, int rows) {
       .heads_per_key_head = (int32_t)(args->q.size[1] / args->k.size[1]),
       .seqlen_q = (int32_t)args->q.size[2],
       .head_dim = (int32_t)args->q.size[3],
-      .log2_rows = log2_of(rows),
-      .scale = (float)args->scale,
-      .scale_log2 = scale_log2,
-      .highest_score = FLT_MAX / fmaxf(1.f, ldexpf(1.f, exponent)),
-      .scale_to_power_of_two = ldexpf(1.f, exponent) - scale_log2,
+      .log2_rows = dhp_log2_of(rows),
+      .scale = by.scale,
+      .scale_log2 = by.scale_log2,
+      .highest_score = by.highest_score,
+      .scale_to_power_of_two = by.scale_to_power_of_two,
       .zero = 0,
   };
 }

@@ -7,6 +7,7 @@
 #include "../../check.h"
 #include "../../error.h"
 #include "../../hopper/chip.h"
+#include "../../hopper/log2.h"
 #include "../../kernels/kernel_table.h"
 #include "../tiles/launch.h"
 #include "launch.h"
@@ -101,13 +102,6 @@ static int piece_of(const dhp_varlen *args, int tile_k) {
   return piece;
 }
 
-static int log2_of(int64_t power) {
-  int log = 0;
-  while ((int64_t)1 << log < power)
-    log++;
-  return log;
-}
-
 static dhp_status encode_maps(const dhp_session *session, const dhp_varlen *args, const dhp_packed_plan *plan,
                               int piece, dhp_tensor_map maps[3], dhp_error *error) {
   const dhp_tensor *const q = &args->packed.q;
@@ -146,7 +140,7 @@ dhp_status dhp_packed_launch(const dhp_varlen *args, const dhp_packed_plan *plan
         .pieces = tile_k / piece,
         .piece_keys = piece,
         .piece_bytes = piece * ROW_BYTES,
-        .log2_page = is_paged ? log2_of(page_keys) : 0,
+        .log2_page = is_paged ? dhp_log2_of(page_keys) : 0,
         .with_pages = is_paged ? -1 : 0,
         .row_in_page = is_paged ? (int32_t)page_keys - 1 : -1,
     };

@@ -12,8 +12,9 @@
 #include "../../hopper/chip.h"
 #include "../../kernels/kernel_table.h"
 #include "../../mask.h"
+#include "../decode/launch.h"
 
-/* The kernels of this family; others never serve a forward. */
+/* The kernels of this family. Those of decode serve a forward, too, with the same bits. */
 extern const dhp_family dhp_family_forward;
 
 enum {
@@ -95,16 +96,17 @@ static double cost_of(const dhp_attention *args, const dhp_mask *mask, const dhp
   return steps * kernel->step_cycles;
 }
 
-static const dhp_kernel_info *choose_kernel(const dhp_attention *args, const dhp_mask *mask, int head_dim) {
+/* `cycles` becomes its cost. */
+static const dhp_kernel_info *choose_kernel(const dhp_attention *args, const dhp_mask *mask, int head_dim,
+                                            double *cycles) {
   const dhp_kernel_info *best = NULL;
-  double lowest = 0.;
   for (int i = 0; i < dhp_family_forward.count; i++) {
     const dhp_kernel_info *const kernel = &dhp_family_forward.kernels[i];
     if (kernel->dtype != args->q.dtype || kernel->head_dim != head_dim || strcmp(kernel->part, "out") != 0) continue;
     const double cost = cost_of(args, mask, kernel);
-    if (best && cost >= lowest) continue;
+    if (best && cost >= *cycles) continue;
     best = kernel;
-    lowest = cost;
+    *cycles = cost;
   }
   return best;
 }
@@ -158,7 +160,9 @@ dhp_status dhp_plan_attention(const dhp_attention *args, dhp_plan *plan, dhp_err
                     (long long)(q[0] * q[1]), (long long)ceil_div(q[2], rows), rows, MAX_ITEMS);
 
   const dhp_mask mask = dhp_mask_of(args);
-  const dhp_kernel_info *const kernel = choose_kernel(args, &mask, head_dim);
+  double cycles = 0.;
+  const dhp_kernel_info *const kernel = choose_kernel(args, &mask, head_dim, &cycles);
+  if (dhp_decode_plan(args, &mask, head_dim, cycles, plan)) return DHP_OK;
   const sharing by = share(args, kernel);
   plan->kernel = kernel;
   plan->heads_per_tile = by.heads_per_tile;

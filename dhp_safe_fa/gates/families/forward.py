@@ -30,7 +30,7 @@ def _candidates(head_dim: int, dtype: str) -> Iterator[Shape]:
         yield Shape(batch, heads, heads, seqlen, seqlen, head_dim, dtype, False)
 
 
-def _planned(shape: Shape) -> str:
+def planned(shape: Shape) -> str:
     """The kernel that the shape launches."""
     plan = _inspect.plan(shape.q, shape.k, shape.dtype, shape.is_causal, 0)
     return str(plan["kernel"]) if plan else ""
@@ -51,7 +51,7 @@ def shapes_that(is_launched: Callable[[Shape], bool], kernel: dict[str, Any]) ->
 
 def shapes_of(kernel: dict[str, Any]) -> tuple[Shape, ...]:
     """Of a kernel of the forward."""
-    return shapes_that(lambda shape: _planned(shape) == kernel["name"], kernel)
+    return shapes_that(lambda shape: planned(shape) == kernel["name"], kernel)
 
 
 def attend(inputs: Inputs, is_causal: bool) -> tuple[Tensor, ...]:

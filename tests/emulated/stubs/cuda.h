@@ -7,6 +7,8 @@
 
 typedef emulated::TensorMap CUtensorMap;
 
+#define __cluster_dims__(...)
+
 #define threadIdx (Index{(unsigned)emulated::thread_index()})
 #define blockIdx (Index{(unsigned)emulated::block_index()})
 #define gridDim (Index{(unsigned)emulated::grid_size()})
@@ -25,6 +27,7 @@ template <class T> static inline T __shfl_up_sync(unsigned, T x, int by) {
   return of_lane(x, lane < by ? lane : lane - by);
 }
 template <class T> static inline T __shfl_sync(unsigned, T x, int lane) { return of_lane(x, lane); }
+static inline void __syncwarp() { emulated::exchange(0); }
 #define CTA_BARRIER 0
 #define __syncthreads() emulated::named_barrier(CTA_BARRIER, CTA_THREADS, true)
 

@@ -12,12 +12,14 @@ static inline int warp_index() { return emulated::thread_index() / emulated::WAR
 static inline void mbarrier_init(uint32_t barrier, int arrivals) {
   if (emulated::elect()) emulated::mbarrier_init(barrier, arrivals);
 }
+static inline void mbarrier_init_by(int go, uint32_t barrier, int arrivals) {
+  if (emulated::elect() && go) emulated::mbarrier_init(barrier, arrivals);
+}
 static inline void mbarrier_arrive_expect_tx(int go, uint32_t barrier, uint32_t bytes) {
   if (emulated::elect() && go) emulated::mbarrier_arrive(barrier, bytes);
 }
 static inline uint32_t mbarrier_wait(uint32_t barrier, uint32_t parity, uint32_t) {
-  emulated::mbarrier_await(barrier, parity);
-  return 1;
+  return emulated::mbarrier_await(barrier, parity);
 }
 static inline uint32_t mbarrier_wait_long(uint32_t barrier, uint32_t parity, uint32_t zero) {
   return mbarrier_wait(barrier, parity, zero);
@@ -34,6 +36,18 @@ static inline void bar_arrive(int go, int id, int threads) {
   if (go) emulated::named_barrier(id, threads, false);
 }
 
+static inline void cluster_arrive() { emulated::cluster_arrive(); }
+static inline void cluster_wait() { emulated::cluster_wait(); }
+static inline uint32_t address_in_cta(uint32_t address, int rank) { return emulated::address_in_cta(address, rank); }
+static inline void store_async_one(uint32_t to, uint32_t barrier, float x) {
+  const uint32_t word = __float_as_uint(x);
+  emulated::store_async(to, barrier, sizeof word, &word);
+}
+static inline void store_async_two(uint32_t to, uint32_t barrier, uint32_t x, uint32_t y) {
+  const uint32_t words[] = {x, y};
+  emulated::store_async(to, barrier, sizeof words, words);
+}
+
 static inline void await_launches_before() {}
 
 static inline void tma_load(int go, uint32_t destination, const CUtensorMap *map, uint32_t barrier, int d, int s, int h,
@@ -44,13 +58,24 @@ static inline void tma_load(int go, uint32_t destination, const CUtensorMap *map
 
 #include "common_ptx.cuh"
 
-/* Four 8x8 matrices: lane 8 m + i has the address of row i of matrix m, lane l gets two columns of row l / 4 of each.
- */
-static inline void load_matrices(uint32_t *x, uint32_t from) {
-  const uint64_t *const rows = emulated::exchange(from);
-  const int lane = emulated::thread_index() % emulated::WARP;
-  for (int m = 0; m < 4; m++)
-    memcpy(&x[m], emulated::shared((uint32_t)rows[8 * m + lane / 4], 16) + lane % 4 * 4, 4);
+static inline void load_matrices(uint32_t *x, uint32_t from) { emulated::load_matrices(x, 4, from, false); }
+static inline void load_matrices_transposed(uint32_t *x, uint32_t from) { emulated::load_matrices(x, 4, from, true); }
+static inline void load_two_matrices_transposed(uint32_t *x, uint32_t from) {
+  emulated::load_matrices(x, 2, from, true);
+}
+static inline void multiply_eight_rows(float *d, const uint32_t *a, const uint32_t *b) {
+  emulated::multiply_eight_rows(d, a, b);
+}
+
+static inline float load_shared_one(uint32_t from) {
+  float x;
+  memcpy(&x, emulated::shared(from, sizeof x), sizeof x);
+  return x;
+}
+static inline float2 load_shared_two(uint32_t from) {
+  float2 x;
+  memcpy(&x, emulated::shared(from, sizeof x), sizeof x);
+  return x;
 }
 
 static inline void clear_shared_four(int go, uint32_t to) {

@@ -66,6 +66,7 @@ def test_operations_hold_what_members_give() -> None:
             (shift_right(a, by, signed=True), lambda x, y, z, by=by: signed(x) >> by),  # type: ignore[misc]
             (keep_bits(a, mask), lambda x, y, z, m=mask: x & m),  # type: ignore[misc]
             (logic(0xC0, a, single(mask), single(0)), lambda x, y, z, m=mask: x & m),  # type: ignore[misc]
+            (logic(0xF8, a, b, single(mask)), lambda x, y, z, m=mask: x | y & m),  # type: ignore[misc]
             (logic(entries, a, b, c), lambda x, y, z, e=entries: table(e, x, y, z)),  # type: ignore[misc]
             (join(a, b), lambda x, y, z: x),
             (join(a, b), lambda x, y, z: y),
@@ -76,6 +77,14 @@ def test_operations_hold_what_members_give() -> None:
         size = chance.choice([1, 4, 16, 4096])
         if any((x - y) % PAGE < 8 or (y - x) % PAGE < size for x in members(a) for y in members(b)):
             assert may_meet(a, size, b, 8)
+
+
+def test_a_place_below_the_alignment_is_added() -> None:
+    """How ptxas adds a remainder to an aligned address: 0x32500 | (8 n & 0x38), here in any CTA of a cluster."""
+    barriers = Value("", 0x32500, 0x32500, 0, page=True)
+    for places in ((ANY, single(0x38)), (single(0x38), ANY)):
+        assert logic(0xF8, barriers, *places) == Value("", 0x32500, 0x32538, 8, page=True)
+    assert logic(0xF8, barriers, ANY, single(0x138)) == ANY  # may be a bit of the address, too
 
 
 def test_the_place_of_a_ring_stays_exact() -> None:

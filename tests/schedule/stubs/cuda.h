@@ -18,10 +18,6 @@ struct float4 {
   float x, y, z, w;
 };
 
-struct float2 {
-  float x, y;
-};
-
 extern Index blockIdx, gridDim;
 #define threadIdx (Index{32u * (unsigned)sim::warp_index()})
 
@@ -33,7 +29,6 @@ static inline uint32_t __funnelshift_r(uint32_t low, uint32_t high, unsigned by)
 }
 static inline uint32_t __ballot_sync(unsigned, bool x) { return x ? ~0u : 0; }
 static inline void __syncwarp() { sim::sync_warp(); }
-static inline float2 make_float2(float x, float y) { return {x, y}; }
 static inline int __float2int_rn(float x) { return isnan(x) ? 0 : (int)rintf(x); }
 static inline void __syncthreads() { sim::named_barrier(0, 32 * sim::warp_count(), true); }
 

@@ -19,6 +19,7 @@ POINTER, WINDOW, WINDOW_HIGH, SHARED_HIGH = "pointer", "window", "window.hi", "s
 STACK, CARRY, UNKNOWN = "stack", "carry", "?"
 _WORD, _PAGE = 1 << 32, 1 << 24
 _DECLARED, _HIGH = "declared ", " high"
+_OR_MASKED = 0xF8  # table of a LOP3
 
 
 def declared(parameter: int, high: bool = False) -> str:
@@ -156,6 +157,11 @@ def logic(table: int, a: Value, b: Value, c: Value) -> Value:
         kept = keep_bits(operands[free[0]], off ^ on)
         if not off & (off ^ on):  # what is fixed and what comes from the operand are different bits
             return add(kept, single(off))
+    if table == _OR_MASKED and not a.base:  # a | (b & c): below a's alignment that is a sum
+        for value, mask in ((b, numbers[2]), (c, numbers[1])):
+            kept = ANY if mask is None else keep_bits(value, mask)
+            if kept.is_plain and kept.hi < a.alignment:
+                return add(a, kept)
     if not all(value.is_plain or value.number is not None for value in operands):
         return ANY
     may = sum(1 << bit for bit in range(32) if _may_be_set(table, operands, bit))

@@ -1,0 +1,32 @@
+"""The decode family: few queries over many keys. Six kernels out of attention_decode.cu. Why these: docs/kernel.md."""
+
+from __future__ import annotations
+
+from families import Family, Kernel
+from wgmma import header
+
+# (head_dim, tile_k, warpgroups, stages, step_cycles, TILES_PER_WARP). tile_k is the forward's: it decides the order of
+# the sums, hence the output bits. A cluster has a CTA for every 32 columns, and room for the scores of 4096 keys.
+# stages: groups of four key tiles for which there are places for strips of v. step_cycles: of a key tile more.
+SHAPES = [
+    (64, 128, 2, 4, 50, 2),
+    (128, 128, 2, 4, 50, 1),
+    (256, 80, 2, 4, 50, 1),
+]
+
+
+def kernel(dtype: str, head_dim: int, tile_k: int, warpgroups: int, stages: int, cycles: int, tiles: int) -> Kernel:
+    name = f"dec_{dtype}_d{head_dim}_k{tile_k}_c{head_dim // 32}"
+    extra = (("TILES_PER_WARP", tiles),)
+    return Kernel(name, dtype, head_dim, tile_k, warpgroups, 8, stages, 1, cycles, extra=extra, shares_rows=True)
+
+
+FAMILY = Family(
+    name="decode",
+    source="attention_decode.cu",
+    entry="dhp_attention_decode",
+    params="params.h",
+    shared_bytes="DHP_DECODE_SHARED_BYTES",
+    kernels=tuple(kernel(dtype, *shape) for dtype in ("float16", "bfloat16") for shape in SHAPES),
+    products=lambda of: header(),
+)

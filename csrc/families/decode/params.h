@@ -1,0 +1,56 @@
+/*
+ * params.h - what the host and the decode kernel agree on: the launch parameters and the shared memory plan.
+ *
+ * Read by the family's host code and by its kernel; one kernel is one choice of the constants in family.py.
+ */
+#ifndef DHP_DECODE_PARAMS_H
+#define DHP_DECODE_PARAMS_H
+
+#include <stdint.h>
+
+#include "../../hopper/divisor.h"
+#include "../../hopper/softmax_params.h"
+
+enum {
+  DHP_DECODE_ALIGN = 1024, /* the 128-byte swizzle repeats every 1024 bytes; CUDA aligns shared memory to 16 */
+  DHP_DECODE_ROWS = 8,     /* query rows of a cluster */
+  DHP_DECODE_STRIP = 32,   /* columns of v of a CTA: the CTAs of a cluster share head_dim */
+  DHP_DECODE_KEYS = 4096   /* that a row may see: all of them are in the cluster's registers at once, as scores */
+};
+
+/*
+ * All public: shape, strides, flags, and where the results go. k and v travel as tensor maps.
+ *
+ * The rows of a cluster are 2^log2_rows query rows of each of as many heads as that leaves, a head group, which share a
+ * key head; the head varies slowest.
+ */
+typedef struct dhp_decode_params {
+  const void *q;                      /* [batch, heads, seqlen_q, head_dim], 16-byte aligned rows */
+  void *out;                          /* likewise */
+  int64_t q_stride[3], out_stride[3]; /* of batch, head and row, in elements */
+  float *lse;                         /* [batch, heads, seqlen_q] or null */
+  int32_t heads;
+  int32_t seqlen_q, seqlen_k, head_dim;
+  int32_t is_causal, causal_offset; /* offset in [-seqlen_q, seqlen_k] */
+  int32_t first_tile, end_tile;     /* of the key tiles, which of them the launch visits; all: 0 and INT32_MAX */
+  float *part_out, *part_top;     /* or null: O and, of each row, what was subtracted from scores and the sum; before */
+  float *part_sum;                /* the division, contiguous as out and lse are: [batch, heads, seqlen_q, head_dim] */
+  int32_t log2_rows, head_groups; /* head_groups: of one batch */
+  int32_t q_tiles;                /* of one head group */
+  dhp_divisor by_q_tiles, by_head_groups, by_heads_per_key_head;
+  DHP_SOFTMAX_PARAMS
+  uint32_t zero; /* 0, which the compiler must not know: see mbarrier_wait in ptx.cuh */
+} dhp_decode_params;
+
+/*
+ * Dynamic shared memory of one CTA in bytes. Of each warp a box of k, whose place then holds two strips of v; of
+ * each key tile of a cluster the packed probabilities, two floats a lane, and a maximum a row; a word of each
+ * warp of the cluster; and mbarriers. A macro because it initialises a constant table.
+ */
+#define DHP_DECODE_TILES(head_dim, warpgroups, tiles) ((head_dim) / 32 * (warpgroups) * 4 * (tiles))
+#define DHP_DECODE_SHARED_BYTES(head_dim, tile_k, warpgroups, rows, stages, tiles)  \
+  (DHP_DECODE_ALIGN + (warpgroups) * 4 * (tile_k) * 128 +                           \
+   DHP_DECODE_TILES(head_dim, warpgroups, tiles) * ((tile_k) * 16 + 256 + 32 + 2) + \
+   (head_dim) / 32 * (warpgroups) * 16 + 8 * (warpgroups) * 4 * (tiles) * ((head_dim) / 64) + 16)
+
+#endif

@@ -1,0 +1,100 @@
+/*
+ * shares.cuh - what the CTAs of a cluster tell each other through their shared memory: of each key tile the highest
+ * scores, then the probabilities and sums; in the end, who has waited in vain. Everybody gets everything.
+ *
+ * Which tile, which row, which CTA: all addresses are public. Before this header: the constants of the kernel.
+ */
+#ifndef DHP_DECODE_SHARES_CUH
+#define DHP_DECODE_SHARES_CUH
+
+#include "unit.cuh"
+
+/* The mbarriers, each by one warp. The strips of v that come first are asked for by several warps a group, later ones
+ * by one, if there are any; and of every group a warp tells beforehand how many bytes of P will come. */
+static __device__ __forceinline__ void init_barriers(uint32_t base, const unit *u, int warp) {
+  const uint32_t barriers = base + SHARED_BARRIERS;
+#pragma unroll
+  for (int i = 0; i < K_LOADS; i++)
+    mbarrier_init(barriers + K_FULL + 8 * (warp * K_LOADS + i), 1);
+#pragma unroll
+  for (int i = 0; i < GROUPS / WARPS; i++) {
+    const int group = i * WARPS + warp;
+    mbarrier_init(barriers + GROUP_FULL + 8 * group,
+                  (group < STAGES ? GROUP / STRIPS_PER_BOX : group * GROUP < u->tiles) + 1);
+  }
+  mbarrier_init_by(warp == 0, barriers + TOPS_FULL, 1);
+  mbarrier_init_by(warp == 1, barriers + POISON_FULL, 1);
+  fence_mbarrier_init();
+  __syncwarp();
+}
+
+/* How many bytes the CTAs of the cluster will store here: of tiles that there are not, too. */
+static __device__ __forceinline__ void expect_shares(uint32_t base, int warp) {
+  const uint32_t barriers = base + SHARED_BARRIERS;
+#pragma unroll
+  for (int i = 0; i < GROUPS / WARPS; i++)
+    mbarrier_arrive_expect_tx(1, barriers + GROUP_FULL + 8 * (i * WARPS + warp), GROUP * (P_BYTES + LANES_BYTES));
+  mbarrier_arrive_expect_tx(warp == 0, barriers + TOPS_FULL, TILES * ROWS * 4 * TOP_COPIES);
+  mbarrier_arrive_expect_tx(warp == 1, barriers + POISON_FULL, WARPS * 32 * 4);
+}
+
+/* Row lane / 4 of a tile, to all CTAs, the lanes of a quad in turn; with two CTAs to each twice. */
+static __device__ __forceinline__ void tell_top(uint32_t base, int tile, float top, int lane) {
+  const uint32_t here = base + SHARED_TOPS + (tile * ROWS + lane / 4) * 4, full = base + SHARED_BARRIERS + TOPS_FULL;
+#pragma unroll
+  for (int first = 0; first < CLUSTER; first += 4) {
+    const int rank = (first + lane % 4) % CLUSTER;
+    store_async_one(address_in_cta(here, rank), address_in_cta(full, rank), top);
+  }
+}
+
+/* The highest score of this thread's row in the tiles before this one; `least` if there is none. A maximum is the same
+ * in any order. */
+static __device__ __forceinline__ float top_before(uint32_t base, int tile, float least, int lane) {
+  const uint32_t tops = base + SHARED_TOPS + lane / 4 * 4;
+  float top = least;
+#pragma unroll
+  for (int i = 0; i < TILES; i += 4) {
+    const float of_tile = load_shared_one(tops + (i + lane % 4) * ROWS * 4);
+    top = fmaxf(top, i + lane % 4 < tile ? of_tile : least);
+  }
+  top = fmaxf(top, __shfl_xor_sync(FULL_MASK, top, 1));
+  return fmaxf(top, __shfl_xor_sync(FULL_MASK, top, 2));
+}
+
+/* Packed probabilities of a tile, and of this thread's row and columns what rescales the sums before, and its sum. */
+static __device__ __forceinline__ void tell_probabilities(uint32_t base, int tile, const uint32_t *probabilities,
+                                                          float rescale, float sum, int lane) {
+#pragma unroll
+  for (int rank = 0; rank < CLUSTER; rank++) {
+    const uint32_t there = address_in_cta(base, rank) + lane * 8, full = address_in_cta(group_full(base, tile), rank);
+#pragma unroll
+    for (int step = 0; step < STEPS; step++) /* the words between are of rows that are not used */
+      store_async_two(there + SHARED_P + tile * P_BYTES + step * STEP_BYTES, full, probabilities[4 * step],
+                      probabilities[4 * step + 2]);
+    store_async_two(there + SHARED_LANES + tile * LANES_BYTES, full, __float_as_uint(rescale), __float_as_uint(sum));
+  }
+}
+
+/* Whether this warp's tiles have all come. */
+static __device__ __forceinline__ void tell_arrived(uint32_t base, int rank, int warp, uint32_t arrived, int lane) {
+  const uint32_t here = base + SHARED_POISON + (rank * WARPS + warp) * 4;
+  const uint32_t full = base + SHARED_BARRIERS + POISON_FULL;
+  const int to = lane % CLUSTER; /* by several lanes to each */
+  store_async_one(address_in_cta(here, to), address_in_cta(full, to), arrived ? 0.f : NAN);
+}
+
+/* 0, or NaN if a warp of the cluster has waited in vain. */
+static __device__ __forceinline__ float poison_of_all(uint32_t base, int lane) {
+  const uint32_t poison = base + SHARED_POISON + lane % (CLUSTER * WARPS) * 4;
+  float all = 0.f;
+#pragma unroll
+  for (int i = 0; i < CLUSTER * WARPS; i += 32)
+    all += load_shared_one(poison + 4 * i);
+#pragma unroll
+  for (int mask = 1; mask < 32; mask *= 2)
+    all += __shfl_xor_sync(FULL_MASK, all, mask);
+  return all;
+}
+
+#endif
