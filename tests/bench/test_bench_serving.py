@@ -231,8 +231,7 @@ def flash_varlen(q: Any, k: Any, v: Any, starts_q: Any, starts_k: Any, max_q: in
 
 
 def older_varlen_attn(q: Any, k: Any, v: Any, starts_q: Any, starts_k: Any, max_q: int, max_k: int,
-                      is_causal: bool = False, enable_gqa: bool = False) -> Any:  # fmt: skip
-    assert enable_gqa == (q.size(1) != k.size(1))
+                      is_causal: bool = False) -> Any:  # fmt: skip
     return dhp_safe_fa.attention_varlen(q, k, v, starts_q, starts_k, max_q, max_k, is_causal=is_causal)
 
 

@@ -74,14 +74,17 @@ def sdpa_each(q: Tensor, k: Tensor, v: Tensor, starts: Tensor, lengths: Sequence
 
 
 def torch_packed(function: Callable[..., Any]) -> PackedAttend:
-    """varlen_attn of torch, whose older versions say is_causal where newer ones say it by the window."""
-    says_causal = "is_causal" in inspect.signature(function).parameters
+    """varlen_attn of torch, whose older versions say is_causal where newer ones say it by the window, and take fewer
+    heads of keys without a word."""
+    known = inspect.signature(function).parameters
 
     def attend(q: Tensor, k: Tensor, v: Tensor, starts: Tensor, lengths: Sequence[int], is_causal: bool) -> Tensor:
         longest = max(lengths)
-        options: dict[str, object] = {"enable_gqa": True} if k.size(1) < q.size(1) else {}
+        options: dict[str, object] = {}
+        if "enable_gqa" in known:
+            options["enable_gqa"] = k.size(1) < q.size(1)
         if is_causal:
-            options |= {"is_causal": True} if says_causal else {"window_size": (-1, 0)}
+            options |= {"is_causal": True} if "is_causal" in known else {"window_size": (-1, 0)}
         out: Tensor = function(q, k, v, starts, starts, longest, longest, **options)
         return out
 
