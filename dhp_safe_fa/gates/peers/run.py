@@ -20,6 +20,7 @@ from ..subjects import Subject
 from ..tools import NotRun
 from ..verdict import INVALID, NOT_RUN, Progress, have_a_say, not_run
 from . import code
+from .process import Ended, in_a_process
 
 SCHEMA = "dhp_safe_fa.peers/1"
 POLICY = Path(__file__).resolve().parents[3] / "audits" / "peers_policy.json"
@@ -62,7 +63,7 @@ def run(names: Sequence[str], tell: Progress) -> dict[str, Any]:
     if present:
         _sass(found["peers"], [subject.name for subject in present], tell)
         for gate in EXECUTING:
-            for name, result in _executing(gate, present, tell).items():
+            for name, result in _executing(gate, [subject.name for subject in present], tell).items():
                 found["peers"][name][gate] = result
     return found
 
@@ -88,17 +89,26 @@ def _sass(peers: dict[str, Any], names: Sequence[str], tell: Progress) -> None:
         peers[name]["sass"] = {**result, "verdict": INVALID} if wrong else result
 
 
-def _executing(gate: str, present: Sequence[Subject], tell: Progress) -> dict[str, dict[str, Any]]:
-    """One gate over all peers at once, so that its controls run once."""
+def _judge(gate: str, names: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """One gate over these peers, so that its controls run once."""
+    present = [subjects.peer(name) for name in names]
     try:
-        results = importlib.import_module(f"dhp_safe_fa.gates.{gate}.gate").run(present, True, tell)
+        results = importlib.import_module(f"dhp_safe_fa.gates.{gate}.gate").run(present, True, lambda *_: None)
     except (NotRun, controls.ControlError, OSError) as error:
-        results = [not_run(gate, subject.name, error) for subject in present]
-    except Exception as error:  # a peer's own, whatever it is, on an input that it does not serve: spare the others
-        if len(present) > 1:
-            return {name: one for subject in present for name, one in _executing(gate, [subject], tell).items()}
-        results = [not_run(gate, present[0].name, f"{type(error).__name__}: {one_line(error)}")]
+        results = [not_run(gate, name, error) for name in names]
     return {result.subject: compact(result.as_json()) for result in results}
+
+
+def _executing(gate: str, names: Sequence[str], tell: Progress) -> dict[str, dict[str, Any]]:
+    """The same in a process of its own; where a peer ends that, or fails on an input that it refuses, each alone."""
+    tell(f"{gate}: {', '.join(names)}", 0, 1)
+    try:
+        return in_a_process(_judge, gate, names)
+    except Exception as error:  # a peer's own, whatever it is: spare the others
+        if len(names) > 1:
+            return {name: one for single in names for name, one in _executing(gate, [single], tell).items()}
+        cause = str(error) if isinstance(error, Ended) else f"{type(error).__name__}: {one_line(error)}"
+        return {names[0]: compact(not_run(gate, names[0], cause).as_json())}
 
 
 def merge(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:

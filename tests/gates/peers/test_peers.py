@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
 import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -22,6 +24,7 @@ from dhp_safe_fa.gates.evidence import writer as evidence_writer
 from dhp_safe_fa.gates.peers import code as peer_code
 from dhp_safe_fa.gates.peers import page as peers_page
 from dhp_safe_fa.gates.peers import run as peers
+from dhp_safe_fa.gates.peers.process import Ended, in_a_process
 from dhp_safe_fa.gates.sass import policy
 from dhp_safe_fa.gates.sass.gate import Cubin, KernelReport
 from dhp_safe_fa.gates.sass.policy import Policy
@@ -179,6 +182,7 @@ def hopper(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[Any]]:
     monkeypatch.setattr(subjects, "require_gpu", lambda: None)
     monkeypatch.setattr(subjects, "peer", peer)
     monkeypatch.setattr(peers.report, "environment", lambda: some_run()["environment"])
+    monkeypatch.setattr(peers, "in_a_process", lambda function, *arguments: function(*arguments))
     monkeypatch.setattr(peers, "kernels_seen", lambda subject: [f"{subject.name}_kernel"])
     monkeypatch.setattr(peers, "importlib", SimpleNamespace(import_module=lambda name: Gate(name.split(".")[2])))
     monkeypatch.setattr(controls, "load_controls", lambda: None)
@@ -328,6 +332,35 @@ def test_a_peer_that_fails_in_a_gate_does_not_stop_the_others(
     assert found["sdpa-flash"]["bitwise"]["verdict"] == "PASS"
     cudnn = found["sdpa-cudnn"]["bitwise"]
     assert (cudnn["verdict"], cudnn["problems"]) == ("NOT RUN", ["RuntimeError: no engine for this length"])
+
+
+def crash_on(name: str, given: Sequence[str]) -> dict[str, Any]:
+    """A gate, in its own process, whose peer ends that."""
+    if name in given:
+        os.kill(os.getpid(), signal.SIGSEGV)
+    return {one: {"verdict": "PASS"} for one in given}
+
+
+def test_what_a_call_in_a_process_of_its_own_returns_or_ends_with() -> None:
+    assert in_a_process(crash_on, "none", ["a"]) == {"a": {"verdict": "PASS"}}
+    for function, arguments, problem in (
+        (crash_on, ("a", ["a"]), "its process ended with SIGSEGV"),
+        (sys.exit, (3,), "its process ended with exit code 3"),
+        (int, ("x",), "ValueError: invalid literal for int"),
+    ):
+        with pytest.raises(Ended, match=problem):
+            in_a_process(cast(Any, function), *arguments)
+
+
+def test_a_peer_that_ends_its_process_does_not_end_the_run(
+    hopper: dict[str, list[Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        peers, "in_a_process", lambda function, gate, names: in_a_process(crash_on, "sdpa-cudnn", names)
+    )
+    found = peers.run(["sdpa-flash", "sdpa-cudnn"], lambda *_: None)["peers"]
+    assert found["sdpa-flash"]["bitwise"]["verdict"] == "PASS"
+    assert found["sdpa-cudnn"]["bitwise"]["problems"] == ["its process ended with SIGSEGV"]
 
 
 def test_command_runs(hopper: dict[str, list[Any]], tmp_path: Path) -> None:
