@@ -103,7 +103,8 @@ def test_stored_results_are_read(path: Path) -> None:
     for row, result in zip(rows, load(path).results, strict=True):
         case = row["case"]
         if not case.get("key_heads") and not case.get("key_seqlen"):
-            sizes = f"{case['batch']},{case['heads']},{case['seqlen']},{case['head_dim']}"
+            length = case.get("lengths") or case["seqlen"]  # of packed sequences all of them, or their range
+            sizes = f"{case['batch']},{case['heads']},{length},{case['head_dim']}"
             direction = case.get("direction", "forward")
             said = "" if direction == "forward" else f":{direction}"
             assert result.case.label == f"{sizes}:{'causal' if case['causal'] else 'full'}:{case['dtype']}{said}"
