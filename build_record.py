@@ -81,7 +81,7 @@ def kernels_in(library: Path, cubins: Iterable[Path]) -> dict[str, dict[str, Any
 
 def provenance(
     root: Path, version: str, libraries: list[Path], cubins: Iterable[Path], evidence: Path,
-    sources: Mapping[str, str], tools: Mapping[str, str | None],
+    sources: Mapping[str, Any], tools: Mapping[str, str | None],
 ) -> dict[str, Any]:
     """libraries: as they were built, the one that embeds the cubins first. tools: name to version, None without it."""
     return {

@@ -110,7 +110,7 @@ class Build(build_ext):
         }
         self.write_provenance(sources, tools, has_kernels=nvcc is not None)
 
-    def write_provenance(self, sources: dict[str, str], tools: dict[str, str | None], has_kernels: bool) -> None:
+    def write_provenance(self, sources: dict[str, Any], tools: dict[str, str | None], has_kernels: bool) -> None:
         """Into the package of a wheel; of a build in place, into build/ (dhp_safe_fa/verify.py)."""
         package = ROOT / "dhp_safe_fa" if self.inplace else Path(self.build_lib) / "dhp_safe_fa"
         libraries = [package / Path(self.get_ext_filename(each.name)).name for each in self.extensions]
@@ -119,7 +119,7 @@ class Build(build_ext):
         written = build_record.provenance(ROOT, VERSION, libraries, cubins, evidence, sources, tools)
         build_record.write(written, (ROOT / "build" if self.inplace else package) / build_record.PROVENANCE)
 
-    def bind_sources(self) -> dict[str, str]:
+    def bind_sources(self) -> dict[str, Any]:
         """The build says what it was made of. All libraries are made anew whenever that changes, by their contents and
         not by their files' times, or the one that says it would speak for others."""
         sources = gates_module("provenance").of_sources(ROOT)
@@ -129,8 +129,8 @@ class Build(build_ext):
             written.write_text(text)
         for extension in self.extensions:
             extension.depends.append(str(written.relative_to(ROOT)))
-        macros = {"DHP_SOURCES_DIGEST": sources["all"], "DHP_LAUNCH_DIGEST": sources["launch"]}
-        self.extensions[2].define_macros += [(name, f'"{value}"') for name, value in macros.items()]
+        literal = json.dumps(json.dumps(sources))  # JSON in a C string: its escapes are C's
+        self.extensions[2].define_macros.append(("DHP_SOURCES", literal))
         return dict(sources)
 
     def pack_audits(self, package: Path, has_kernels: bool) -> None:

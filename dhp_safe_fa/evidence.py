@@ -1,7 +1,8 @@
 """Whether the stored evidence is about this build: its machine code, what launches it, and the gates that judged it.
 
-``make evidence`` runs every gate on a Hopper GPU and stores what they said in audits/evidence.json, kernel by kernel,
-with the SHA-256 of each cubin and of everything else that took part (gates/provenance.py). A wheel carries the file
+``make evidence`` runs the gates on a Hopper GPU, on all kernels or on some at a time, and stores what they said in
+audits/evidence.json, kernel by kernel, with the SHA-256 of each cubin, and with the machine and the SHA-256 of
+everything else that took part (gates/provenance.py) of the run in which each gate said it. A wheel carries the file
 inside the package. Nothing is measured here, only compared.
 
     from dhp_safe_fa import evidence
@@ -11,7 +12,7 @@ inside the package. Nothing is measured here, only compared.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,17 +20,20 @@ from typing import Any
 from dhp_safe_fa.gates import provenance, registry
 
 FRESH, STALE, NONE = "fresh", "stale", "none"
-SCHEMA = "dhp_safe_fa.evidence/2"
-# Files of this one say nothing of what took part: they can be read, and are stale.
-_WITHOUT_DIGESTS = "dhp_safe_fa.evidence/1"
+SCHEMA = "dhp_safe_fa.evidence/3"
 GATES = registry.NAMES
-_NO_DIGESTS = "made before digests were stored of what took part"
-_WORDS = {"launch": "launch path", "shared": "what all gates share"}
+NOT_RUN = "NOT RUN"
+# In what way a part of gates/provenance.py is called to people; what they do not name is called as it is there.
+_WORDS = {"launch": "launch path", "family": "how it is put under test", "shared": "what all gates share"}
 
 _PACKAGE = Path(__file__).resolve().parent
 CHECKOUT = _PACKAGE.parent / "audits" / "evidence.json"
 # setup.py copies it there for a wheel; a checkout has no such folder, so that the two cannot differ.
 PACKAGED = _PACKAGE / "audits" / "evidence.json"
+
+
+def _words(part: str) -> str:
+    return _WORDS.get(part.partition(" ")[0], part)
 
 
 @dataclass(frozen=True)
@@ -41,13 +45,16 @@ class Status:
             took part in that has changed. stale: there is evidence, but at least one kernel's bytes are others, are
             missing in it, or did not pass, or something that took part has changed since. none: there is no evidence,
             or no kernel for it to be about.
-        reasons: why it is not fresh; one sentence for each part that changed, and for each kernel and gate.
+        reasons: why it is not fresh; one sentence for each part that changed, with the gates and the number of kernels,
+            one for what was not run, and one for each other kernel and gate.
+        common: those of them that are about several kernels at once.
         summary: if fresh, one sentence that says where and when it was measured.
         not_compared: parts that the evidence has a digest of, and this installation nothing to compare it with.
     """
 
     state: str
     reasons: tuple[str, ...] = ()
+    common: tuple[str, ...] = ()
     summary: str = ""
     not_compared: tuple[str, ...] = ()
 
@@ -63,45 +70,54 @@ class Evidence:
     """The content of audits/evidence.json.
 
     Attributes:
-        environment: where it was measured: GPU, driver, versions, commit, date (dhp_safe_fa.bench.environment).
-        kernels: by name: cubin_sha256, listing_sha256, registers, spill_bytes, and gates: verdict and figures of each.
-        quick: gates that were run with fewer repeats.
-        digests: of what took part in the verdicts, by the names of gates/provenance.py; None in a file that was made
-            before they were stored.
+        runs: of the gates: environment (GPU, driver, versions, commit, date: dhp_safe_fa.bench.environment), quick
+            (gates that were run with fewer repeats) and digests of what took part, by the names of gates/provenance.py.
+        kernels: by name: family, cubin_sha256, listing_sha256, registers, spill_bytes, and gates: of each that was run
+            verdict, figures, and the place of its run among runs.
     """
 
-    environment: dict[str, Any]
+    runs: list[dict[str, Any]]
     kernels: dict[str, dict[str, Any]] = field(default_factory=dict)
-    quick: tuple[str, ...] = ()
-    digests: dict[str, str] | None = None
 
     def verdict(self, kernel: str, gate: str) -> str:
         """PASS, FAIL, INVALID or NOT RUN; a gate that the file does not name was not run."""
-        return str(self.kernels[kernel]["gates"].get(gate, {}).get("verdict", "NOT RUN"))
+        return str(self.kernels[kernel]["gates"].get(gate, {}).get("verdict", NOT_RUN))
 
-    def outdated(self, gate: str, now: Mapping[str, str | None]) -> list[str]:
-        """What took part in this gate's verdicts and is another now: words for people. Empty if all is as it was."""
-        if self.digests is None:
-            return [_NO_DIGESTS]
-        took_part = (*registry.gate(gate).needs, "shared", f"gate {gate}")
-        changed = [part for part in took_part if now[part] not in (None, self.digests.get(part))]
-        return [f"{_WORDS.get(part, part)} changed since" for part in changed]
+    def outdated(self, kernel: str, gate: str, now: Mapping[str, str | None]) -> list[str]:
+        """What took part in this gate's verdict on the kernel and is another now: words for people. Empty if all is as
+        it was, or if the gate was not run."""
+        entry = self.kernels[kernel]
+        if gate not in entry["gates"]:
+            return []
+        then = self.runs[entry["gates"][gate]["run"]]["digests"]
+        took_part = registry.gate(gate).took_part(entry["family"])
+        changed = [part for part in took_part if part not in now or now[part] not in (None, then.get(part))]
+        return [f"{_words(part)} changed since" for part in changed]
 
-    def changes(self, now: Mapping[str, str | None]) -> list[str]:
-        """What is another now than it was, each with the gates in whose verdicts it took part."""
-        gates_of: dict[str, list[str]] = {}
-        for gate in GATES:
-            for change in self.outdated(gate, now):
-                gates_of.setdefault(change, []).append(gate)
-        return [f"{change} ({', '.join(gates)})" for change, gates in gates_of.items()]
+    def runs_of(self, gate: str) -> list[dict[str, Any]]:
+        """The runs in which the gate said what is stored."""
+        used = {entry["gates"][gate]["run"] for entry in self.kernels.values() if gate in entry["gates"]}
+        return [self.runs[index] for index in sorted(used)]
 
     def where(self) -> str:
-        """GPU, driver, day and commit in a few words, and which gates were quick."""
-        known = self.environment
-        driver = (known.get("nvidia_smi") or {}).get("driver_version")
-        commit = str(known.get("commit") or "unknown")[:7]
-        quick = f" ({', '.join(self.quick)}: --quick)" if self.quick else ""
-        return f"{known.get('device')}, driver {driver}, {str(known.get('date'))[:10]}, commit {commit}{quick}"
+        """For each gate GPU, driver, day and commit of its runs in a few words, and if it was quick."""
+        gates_at: dict[str, list[str]] = {}
+        for gate in GATES:
+            places = dict.fromkeys(_place(run, gate) for run in self.runs_of(gate))
+            if places:
+                gates_at.setdefault(" and ".join(places), []).append(gate)
+        return "; ".join(f"{', '.join(gates)} on {place}" for place, gates in gates_at.items())
+
+
+def _place(run: Mapping[str, Any], gate: str) -> str:
+    known = run["environment"]
+    commit = f"{str(known.get('date'))[:10]}, commit {str(known.get('commit') or 'unknown')[:7]}"
+    versions = f"nvcc {known.get('nvcc')}"
+    if not registry.gate(gate).executes:  # whatever GPU there was
+        return f"machine code alone, {commit}, {versions}"
+    driver = (known.get("nvidia_smi") or {}).get("driver_version")
+    quick = " (--quick)" if gate in run["quick"] else ""
+    return f"{known.get('device')}, driver {driver}, {commit}, {versions}, torch {known.get('torch')}{quick}"
 
 
 def find() -> Path | None:
@@ -113,19 +129,25 @@ def load(path: Path) -> Evidence:
     """Read an evidence file. OSError or ValueError, with one sentence, if it is none."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-        if content["schema"] not in (SCHEMA, _WITHOUT_DIGESTS):
+        if content["schema"] != SCHEMA:
             raise ValueError(f"its schema is {content['schema']!r}, not {SCHEMA!r}")
-        quick = tuple(map(str, content.get("quick", [])))
-        digests = None if content["schema"] == _WITHOUT_DIGESTS else dict(content["digests"])
-        evidence = Evidence(dict(content["environment"]), dict(content["kernels"]), quick, digests)
+        evidence = Evidence([_read_run(run) for run in content["runs"]], dict(content["kernels"]))
+        nothing: dict[str, str | None] = {}
         for name, kernel in evidence.kernels.items():
             if not isinstance(kernel["cubin_sha256"], str):
                 raise ValueError(f"{name}: cubin_sha256 is no string")
             for gate in GATES:
                 evidence.verdict(name, gate)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+                evidence.outdated(name, gate, nothing)
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise ValueError(f"{path.name} is no evidence file: {type(error).__name__}: {error}") from error
     return evidence
+
+
+def _read_run(run: Mapping[str, Any]) -> dict[str, Any]:
+    """The run, with what is asked of it. KeyError or TypeError if it is none."""
+    known = {"environment": dict(run["environment"]), "quick": list(run["quick"]), "digests": dict(run["digests"])}
+    return {**run, **known}
 
 
 def held() -> dict[str, str]:
@@ -139,20 +161,32 @@ def compare(evidence: Evidence, kernels: Mapping[str, str], now: Mapping[str, st
     """What evidence says of these kernels, name to SHA-256. now: digests of what takes part (``provenance.here()``)."""
     if not kernels:
         return Status(NONE, ("this build holds no GPU kernel",))
-    reasons = evidence.changes(now)
+    found: dict[str, dict[tuple[str, str], None]] = {}  # what was found to the kernels and gates of which it was
+    single = []
     for name, sha256 in kernels.items():
         if name not in evidence.kernels:
-            reasons.append(f"{name}: the evidence does not name this kernel")
+            single.append(f"{name}: the evidence does not name this kernel")
         elif (measured := evidence.kernels[name]["cubin_sha256"]) != sha256:
-            reasons.append(f"{name}: its machine code is {sha256[:12]}…, the evidence is about {measured[:12]}…")
+            single.append(f"{name}: its machine code is {sha256[:12]}…, the evidence is about {measured[:12]}…")
         else:
-            verdicts = {gate: evidence.verdict(name, gate) for gate in GATES}
-            reasons += [f"{name}: {gate}: {verdict}" for gate, verdict in verdicts.items() if verdict != "PASS"]
-    unknown = tuple(_WORDS.get(part, part) for part, digest in now.items() if digest is None)
-    if reasons:
-        return Status(STALE, tuple(reasons), not_compared=unknown)
-    how = f"all {len(kernels)} kernels of this build passed {', '.join(GATES)} on {evidence.where()}"
+            for gate in GATES:
+                verdict = evidence.verdict(name, gate)
+                for words in evidence.outdated(name, gate, now) or (["not run"] if verdict == NOT_RUN else []):
+                    found.setdefault(words, {})[name, gate] = None
+                if verdict not in ("PASS", NOT_RUN):
+                    single.append(f"{name}: {gate}: {verdict}")
+    common = tuple(f"{words} ({_counted(of, len(kernels))})" for words, of in found.items())
+    unknown = tuple(dict.fromkeys(_words(part) for part, digest in now.items() if digest is None))
+    if common or single:
+        return Status(STALE, (*common, *single), common, not_compared=unknown)
+    how = f"all {len(kernels)} kernels of this build passed {evidence.where()}"
     return Status(FRESH, summary=how, not_compared=unknown)
+
+
+def _counted(found: Iterable[tuple[str, str]], of: int) -> str:
+    """Kernels and gates in words: the gates, and how many of the kernels."""
+    names, gates = ({pair[part] for pair in found} for part in (0, 1))
+    return f"{', '.join(gate for gate in GATES if gate in gates)}; {len(names)} of {of} kernels"
 
 
 def status() -> Status:

@@ -130,7 +130,7 @@ static py::dict build_info() {
   return py::dict("version"_a = DHP_VERSION,
                   "cuda"_a = sizeof(DHP_NVCC_VERSION) > 1 ? py::object(py::str(DHP_NVCC_VERSION)) : py::none(),
                   "compiler"_a = __VERSION__, "max_head_dim_cuda"_a = dhp_cuda_max_head_dim(),
-                  "sources"_a = py::dict("all"_a = DHP_SOURCES_DIGEST, "launch"_a = DHP_LAUNCH_DIGEST));
+                  "sources"_a = py::module_::import("json").attr("loads")(DHP_SOURCES));
 }
 
 PYBIND11_MODULE(_inspect, m) {
@@ -160,5 +160,5 @@ PYBIND11_MODULE(_inspect, m) {
   m.def(
       "build_info", &build_info,
       "version, cuda (nvcc's version or None), compiler, max_head_dim_cuda; sources: SHA-256 of what was built: all of "
-      "csrc and setup.py, and of these what takes part in a launch.");
+      "csrc and setup.py, and of these what takes part in a launch, by family.");
 }

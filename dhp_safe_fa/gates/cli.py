@@ -10,7 +10,7 @@ import importlib
 import json
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -172,35 +172,57 @@ def _asked_for(arguments: argparse.Namespace) -> str:
     return str(arguments.peer or ", ".join(arguments.kernel or ()) or "shipped kernels")
 
 
-def _how(arguments: argparse.Namespace, quick: list[str]) -> dict[str, Any]:
+def _names(asked_for: Sequence[str] | None) -> list[str]:
+    """Of the shipped kernels that are asked for; none where there are none, which the gates then say."""
+    try:
+        return [cubin.name for cubin in targets.select(targets.shipped(), asked_for)]
+    except NotRun:
+        return []
+
+
+def _how(arguments: argparse.Namespace, gates: Sequence[str], quick: list[str]) -> dict[str, Any]:
     """How a run is made, for whoever makes evidence of it: what was asked for, and digests of all that takes part."""
     digests = {**provenance.here(), "policy": provenance.of_policy(arguments.policy or provenance.POLICY)}
-    sources = provenance.built_and_here()
-    return {"subjects": _asked_for(arguments), "quick": quick, "sources": sources, "digests": digests}
+    return {
+        "subjects": _asked_for(arguments),
+        "kernels": [] if arguments.peer else _names(arguments.kernel),
+        "gates": list(gates),
+        "quick": quick,
+        "sources": provenance.built_and_here(),
+        "digests": digests,
+    }
 
 
 def run_all(
-    arguments: argparse.Namespace, screen: Screen, keep: Callable[[dict[str, Any]], None] = lambda found: None
+    arguments: argparse.Namespace,
+    screen: Screen,
+    gates: Sequence[str] = NAMES,
+    keep: Callable[[dict[str, Any]], None] = lambda found: None,
 ) -> tuple[str, dict[str, Any]]:
-    """All gates; one that cannot run does not stop the others. `quick`: the gates that are, none of them for all, or
-    None. keep: is given what was found until then after each gate."""
+    """All gates, or these; one that cannot run does not stop the others. `quick`: the gates that are, none of them for
+    all, or None. keep: is given what was found until then after each gate."""
     quick_gates = [] if arguments.quick is None else [g for g in EXECUTING if g in (arguments.quick or EXECUTING)]
-    verdicts, found = [], dict[str, Any](environment=report.environment(), how=_how(arguments, quick_gates))
+    found = dict[str, Any](environment=report.environment(), how=_how(arguments, gates, quick_gates))
+    verdicts: dict[str, str] = {}
+    for gate in gates:
+        if gate in EXECUTING:
+            here = argparse.Namespace(**vars(arguments) | {"quick": gate in quick_gates})
+            verdicts[gate], found[gate] = run_executing(gate, here, screen)
+        else:
+            verdicts[gate], found[gate] = _sass_of_all(arguments, screen)
+        keep(found)
+    report.print_summary(screen.out, verdicts)
+    return worst(verdicts.values()), found
+
+
+def _sass_of_all(arguments: argparse.Namespace, screen: Screen) -> tuple[str, list[dict[str, Any]]]:
+    """The gate sass; what stops it is a result, too."""
     try:
-        verdict, found["sass"] = run_sass(arguments, screen)
+        return run_sass(arguments, screen)
     except _CAUSES as error:
         result = not_run("sass", _asked_for(arguments), error)
         report.print_results(screen.out, "sass", [result])
-        verdict, found["sass"] = NOT_RUN, [result.as_json()]
-    verdicts.append(verdict)
-    keep(found)
-    for gate in EXECUTING:
-        here = argparse.Namespace(**vars(arguments) | {"quick": gate in quick_gates})
-        verdict, found[gate] = run_executing(gate, here, screen)
-        verdicts.append(verdict)
-        keep(found)
-    report.print_summary(screen.out, dict(zip(NAMES, verdicts, strict=True)))
-    return worst(verdicts), found
+        return NOT_RUN, [result.as_json()]
 
 
 # ---- what is kept under audits/ --------------------------------------------------------------------------------------
@@ -211,8 +233,13 @@ def run_audits(arguments: argparse.Namespace, screen: Screen) -> int:
     if arguments.gate == "status":
         return commands.status_command(arguments, screen.out)
     if arguments.gate == "evidence":
-        everything = argparse.Namespace(gate="all", kernel=None, peer=None, policy=None, quick=arguments.quick or None)
-        return commands.evidence_command(arguments, screen.out, lambda keep: run_all(everything, screen, keep)[1])
+        asked = {"gate": "all", "peer": None, "policy": None, "quick": arguments.quick or None}
+        gates = [gate for gate in NAMES if gate in arguments.gates]
+
+        def run(kernels: list[str], keep: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
+            return run_all(argparse.Namespace(**asked, kernel=kernels), screen, gates, keep)[1]
+
+        return commands.evidence_command(arguments, screen.out, run)
     with screen.progress() as progress:
         task = progress.add_task("peers", total=None)
         return commands.peers_command(

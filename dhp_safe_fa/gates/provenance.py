@@ -1,24 +1,31 @@
 """What takes part in a verdict, as SHA-256 digests: stored with the evidence, and compared with what is here now.
 
-    launch      what plans, schedules and launches: the host core, the shim and the table of kernels as they were built
-                (``_inspect.build_info()["sources"]["launch"]``), and the Python between a caller and the operator. The
-                inspection module is among them: by its plan a gate chooses shapes that launch the kernel it means
-    controls    the planted leaks, and the step of the build that some go through
-    policy      the reviewed exceptions of the gate sass
-    shared      the sources that all gates share
-    gate NAME   the sources of one gate
+    launch FAMILY   what plans, schedules and launches a family's kernels: the host core and the shim as they were
+                    built (``_inspect.build_info()["sources"]["launch"]``), what the table of kernels says of it, and
+                    the Python between a caller and the operator. The inspection module is among them: by its plan a
+                    gate chooses shapes that launch the kernel it means
+    family FAMILY   how a family's kernels are put under test
+    controls        the planted leaks, and the step of the build that some go through
+    policy          the reviewed exceptions of the gate sass
+    shared          the sources that all gates share
+    gate NAME       the sources of one gate
 
-The kernels' machine code is bound by its own hash, not by its sources. A digest is over names and bytes, so a comment
-counts. A checkout and a wheel give the same digests: what a wheel has no sources of (csrc, tests/controls), the build
-has left in it. A part that cannot be had is None, and is not compared.
+The kernels' machine code is bound by its own hash, not by its sources. A host source takes part in the launch of a
+family unless all that it includes of csrc/families are families of other calls: what leads to the backward alone says
+nothing of the forward. Families are of one call if one includes headers of the other, or both those of a third. A
+digest is over names and bytes, so a comment counts. A checkout and a wheel give the same digests: what a wheel has no
+sources of (csrc, tests/controls), the build has left in it. A part that cannot be had is None, and is not compared.
 """
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import json
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 from .registry import GATES
 
@@ -40,7 +47,10 @@ _JUDGE_NOTHING = ("registry.py", "provenance.py")
 _FRONT = ("__init__.py", "_ops.py", "_operator/*.py")
 # The folder of csrc without a say in what a GPU is given.
 _CPU = ("csrc", "cpu")
-_LAUNCH_ENDINGS = (".c", ".h", ".cpp", ".py")
+_LAUNCH_ENDINGS = (".c", ".h", ".cpp")
+_INCLUDE = re.compile(r'^#include "([^"]+)"', re.MULTILINE)
+# Of a kernel's row in the table: what its machine code is, which has a hash of its own, and no launch asks for.
+_NOT_LAUNCHED_BY = ("cubin_sha256", "registers", "spill_bytes")
 
 
 def digest(files: Iterable[Path], root: Path) -> str:
@@ -65,11 +75,40 @@ def source_files(root: Path) -> list[Path]:
     return [*_below(root / "csrc"), root / "setup.py"]
 
 
-def of_sources(root: Path) -> dict[str, str]:
-    """What setup.py puts into a build: `all` of its sources, and of these what takes part in a `launch`."""
-    files = source_files(root)
-    launch = [f for f in files if f.suffix in _LAUNCH_ENDINGS and f.relative_to(root).parts[:2] != _CPU]
-    return {"all": digest(files, root), "launch": digest(launch, root)}
+def _families_of(source: Path, csrc: Path) -> frozenset[str]:
+    """The families whose headers a source includes, by way of others, too; and the one in whose folder it lies."""
+    seen: set[Path] = set()
+    ahead = [source.resolve()]
+    while ahead:
+        here = ahead.pop()
+        if here not in seen:
+            seen.add(here)
+            for name in _INCLUDE.findall(here.read_text(encoding="utf-8")):
+                ahead += [path.resolve() for path in (here.parent / name, csrc / name) if path.is_file()][:1]
+    places = (path.relative_to(csrc.resolve()).parts for path in seen if path.is_relative_to(csrc.resolve()))
+    return frozenset(place[1] for place in places if place[0] == "families")
+
+
+def _calls(families_of: Mapping[Path, frozenset[str]], csrc: Path) -> dict[str, frozenset[str]]:
+    """Family to the families of the same calls. families_of: of each host source."""
+    found = {path.parent.name: frozenset({path.parent.name}) for path in (csrc / "families").glob("*/family.py")}
+    for path, families in families_of.items():
+        if path.relative_to(csrc).parts[0] == "families":
+            joined = frozenset().union(*(found.get(family, {family}) for family in families))
+            found |= dict.fromkeys(joined, joined)
+    return found
+
+
+def of_sources(root: Path) -> dict[str, Any]:
+    """What setup.py puts into a build: `all` of its sources, and of these what takes part in a `launch`, by family."""
+    files, csrc = source_files(root), root / "csrc"
+    host = [f for f in files if f.suffix in _LAUNCH_ENDINGS and f.relative_to(root).parts[:2] != _CPU]
+    families_of = {path: _families_of(path, csrc) for path in host}
+    launch = {
+        family: digest([root / "setup.py", *(f for f in host if not families_of[f] or families_of[f] & call)], root)
+        for family, call in sorted(_calls(families_of, csrc).items())
+    }
+    return {"all": digest(files, root), "launch": launch}
 
 
 def built_and_here() -> dict[str, str | None]:
@@ -83,10 +122,45 @@ def built_and_here() -> dict[str, str | None]:
 # ---- what takes part in a verdict ------------------------------------------------------------------------------------
 
 
-def of_launch(built: str) -> str:
-    """built: the digest that the build carries of its launch sources."""
+def of_launch(built: Mapping[str, str], kernels: Iterable[Mapping[str, Any]]) -> dict[str, str]:
+    """"launch FAMILY" for every family. built: the digests that the build carries of its launch sources; kernels: what
+    its table says of them (``_inspect.kernels()``)."""
     front = digest((path for pattern in _FRONT for path in _PACKAGE.glob(pattern)), _PACKAGE)
-    return hashlib.sha256(f"{built} {front}".encode()).hexdigest()
+    rows: dict[str, list[Any]] = {sources: [] for sources in built.values()}  # families of one call have the same
+    for kernel in kernels:
+        row = [(key, kernel[key]) for key in sorted(kernel) if key not in _NOT_LAUNCHED_BY]
+        rows[built[kernel["family"]]].append(row)
+    return {
+        f"launch {family}": hashlib.sha256(f"{sources} {front} {json.dumps(rows[sources])}".encode()).hexdigest()
+        for family, sources in built.items()
+    }
+
+
+def of_families(folder: Path = _GATES / "families") -> dict[str, str]:
+    """"family FAMILY" for every module in dhp_safe_fa/gates/families, with those of them that it imports."""
+    modules = {path.stem: path for path in folder.glob("*.py")}
+    imports = {
+        name: {
+            module
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+            if isinstance(node, ast.ImportFrom) and node.level == 1
+            for module in ([node.module] if node.module else [alias.name for alias in node.names])
+            if module in modules
+        }
+        for name, path in modules.items()
+    }
+
+    def closure(name: str, found: frozenset[str] = frozenset()) -> frozenset[str]:
+        found |= {name}
+        for module in imports[name] - found:
+            found |= closure(module, found)
+        return found
+
+    return {
+        f"family {name}": digest((modules[module] for module in closure(name)), folder)
+        for name in sorted(modules)
+        if name != "__init__"
+    }
 
 
 def of_controls(sources: Path = CONTROLS, unbranch: Path = UNBRANCH) -> str | None:
@@ -103,16 +177,15 @@ def of_policy(path: Path = POLICY) -> str | None:
 
 
 def of_gates(folder: Path = _GATES) -> dict[str, str]:
-    """shared, and "gate NAME" for every gate; folder: dhp_safe_fa/gates."""
+    """shared, "family FAMILY" and "gate NAME" for each of them; folder: dhp_safe_fa/gates."""
     shared = [path for path in folder.glob("*.py") if path.name not in _JUDGE_NOTHING]
-    shared += _below(folder / "families")
     own = {f"gate {gate.name}": digest(_below(folder / gate.name), folder) for gate in GATES}
-    return {"shared": digest(shared, folder), **own}
+    return {"shared": digest(shared, folder), **of_families(folder / "families"), **own}
 
 
 def here() -> dict[str, str | None]:
     """All parts as they are now in this build and on this disk."""
     from dhp_safe_fa import _inspect
 
-    built = _inspect.build_info()["sources"]["launch"]
-    return {"launch": of_launch(built), "controls": of_controls(), "policy": of_policy(), **of_gates()}
+    launch = of_launch(_inspect.build_info()["sources"]["launch"], _inspect.kernels())
+    return {**launch, "controls": of_controls(), "policy": of_policy(), **of_gates()}

@@ -9,6 +9,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+# Parts that each family of kernels has for itself.
+BY_FAMILY = ("launch", "family")
+
 
 @dataclass(frozen=True)
 class Gate:
@@ -18,7 +21,8 @@ class Gate:
         name: of its package, and on the command line.
         purpose: one line for ``--help``.
         contracts: rows of README's table that rest on its verdicts alone.
-        needs: what its verdict depends on beside machine code and the gates' own sources: names of provenance.py.
+        needs: what its verdict depends on beside machine code and the gates' own sources: names of provenance.py,
+            those of BY_FAMILY without the family.
         executes: it runs kernels on a GPU, in the way that all such gates share (``subjects`` and ``verdict``).
         quick_is_evidence: a run with fewer repeats may be stored as evidence, and says so.
         draws: its module has ``plot(results, path)``.
@@ -27,10 +31,15 @@ class Gate:
     name: str
     purpose: str
     contracts: tuple[str, ...]
-    needs: tuple[str, ...] = ("launch", "controls")
+    needs: tuple[str, ...] = ("launch", "family", "controls")
     executes: bool = True
     quick_is_evidence: bool = False
     draws: bool = False
+
+    def took_part(self, family: str) -> tuple[str, ...]:
+        """What its verdict on a kernel of that family depends on, by the names of provenance.py."""
+        needs = (f"{need} {family}" if need in BY_FAMILY else need for need in self.needs)
+        return *needs, "shared", f"gate {self.name}"
 
 
 GATES = (

@@ -124,11 +124,12 @@ def test_gates_from_stored_evidence(
     monkeypatch.setattr(evidence, "CHECKOUT", path)
 
     def store(sha256: str, gpu: str = samples.H100.gpu, timing: str = "PASS", changed: Any = None) -> None:
-        gates = {gate: {"verdict": "PASS"} for gate in registry.NAMES} | {"timing": {"verdict": timing}}
-        kernels = {"fwd_float16_d64": {"cubin_sha256": sha256, "gates": gates}}
+        gates = {gate: {"verdict": "PASS", "run": 0} for gate in registry.NAMES}
+        gates["timing"] = {"verdict": timing, "run": 0}
+        kernels = {"fwd_float16_d64": {"family": "forward", "cubin_sha256": sha256, "gates": gates}}
         environment = {"gpu": gpu, "driver": samples.H100.driver, "commit": samples.COMMIT}
-        digests = provenance.here() | (changed or {})
-        content = {"schema": evidence.SCHEMA, "environment": environment, "kernels": kernels, "digests": digests}
+        run = {"environment": environment, "quick": [], "digests": provenance.here() | (changed or {})}
+        content = {"schema": evidence.SCHEMA, "runs": [run], "kernels": kernels}
         path.write_text(json.dumps(content))
 
     ours = samples.KERNEL.cubin_sha256
@@ -136,7 +137,7 @@ def test_gates_from_stored_evidence(
         ("its machine code is abababababab", ("ef" * 32,)),
         ("timing: INVALID", (ours, samples.H100.gpu, "INVALID")),
         ("it is of NVIDIA H200", (ours, "NVIDIA H200")),
-        ("launch path changed since", (ours, samples.H100.gpu, "PASS", {"launch": "another"})),
+        ("launch path changed since", (ours, samples.H100.gpu, "PASS", {"launch forward": "another"})),
     ):
         store(*arguments)
         assert workshop.run("first", "--evidence") == 2

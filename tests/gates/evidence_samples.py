@@ -7,10 +7,15 @@ from typing import Any
 from dhp_safe_fa.gates import provenance, registry
 from dhp_safe_fa.gates.evidence import writer as evidence_writer
 
-KERNELS = [{"name": name, "cubin_sha256": name[0] * 64, "registers": 168, "spill_bytes": 0} for name in ("abc", "def")]
+# Each of a family of its own.
+FAMILIES = {"abc": "forward", "def": "backward"}
+KERNELS = [
+    {"name": name, "family": family, "cubin_sha256": name[0] * 64, "registers": 168, "spill_bytes": 0}
+    for name, family in FAMILIES.items()
+]
 HELD = {str(kernel["name"]): str(kernel["cubin_sha256"]) for kernel in KERNELS}
 # What takes part in verdicts, by the names of provenance.py.
-NAMES = ("launch", "controls", "policy", *provenance.of_gates())
+NAMES = (*(f"launch {family}" for family in FAMILIES.values()), "controls", "policy", *provenance.of_gates())
 NOW: dict[str, str | None] = {name: f"digest of {name}" for name in NAMES}
 LISTINGS = {name: sha256[::-1] for name, sha256 in HELD.items()}
 
@@ -45,7 +50,14 @@ def some_run(names: tuple[str, ...] = ("abc", "def"), **environment: Any) -> dic
         "kernels": HELD,
     }
     gates = {gate: [gate_result(gate, name) for name in names] for gate in registry.EXECUTING}
-    how = {"subjects": "shipped kernels", "quick": [], "sources": {"built": "s", "here": "s"}, "digests": dict(NOW)}
+    how = {
+        "subjects": "shipped kernels",
+        "kernels": list(names),
+        "gates": list(registry.NAMES),
+        "quick": [],
+        "sources": {"built": "s", "here": "s"},
+        "digests": dict(NOW),
+    }
     return {"environment": {**known, **environment}, "how": how, "sass": [sass_report(name) for name in names], **gates}
 
 

@@ -387,7 +387,8 @@ def test_all(
     quick = ["counters", "bitwise", "timing"]
     sources = provenance.built_and_here()
     assert content["how"] == {
-        "subjects": "shipped kernels", "quick": quick, "sources": sources, "digests": provenance.here()
+        "subjects": "shipped kernels", "kernels": ["copy"], "gates": list(registry.NAMES), "quick": quick,
+        "sources": sources, "digests": provenance.here()
     }  # fmt: skip
     assert sources["built"] == sources["here"], "the sources have changed since the build: make build"
     assert {"gpu", "driver", "cuda", "torch", "commit", "version"} <= set(content["environment"])
@@ -418,6 +419,7 @@ def test_some_gates_quick(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert run_all(file, dict.fromkeys(registry.EXECUTING, "PASS"), monkeypatch, *quick) == 0
     content = json.loads(file.read_text())
     assert (content["how"]["quick"], content["how"]["subjects"]) == (["counters", "timing"], "a, c")
+    assert content["how"]["kernels"] == ["a", "c"]
     assert [report["kernel"] for report in content["sass"]] == ["a", "c"]
 
 

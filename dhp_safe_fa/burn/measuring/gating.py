@@ -13,7 +13,7 @@ from typing import Any
 from dhp_safe_fa import evidence
 from dhp_safe_fa.burn.builds.keeping import ROOT
 from dhp_safe_fa.burn.log.records import Chip, Gate
-from dhp_safe_fa.gates import provenance
+from dhp_safe_fa.gates import provenance, registry
 
 # Of what speaks against the kernels, a record keeps this much; the gate's own report has all.
 KEPT_CAUSES = 3
@@ -49,8 +49,9 @@ def from_evidence(names: Sequence[str], cubins: Mapping[str, str], here: Chip) -
     status = evidence.compare(stored, cubins, provenance.here())
     if status.state != evidence.FRESH:
         raise ValueError(f"--evidence: it does not speak for this build: {status.reasons[0]}")
-    gpu, driver = stored.environment.get("gpu"), stored.environment.get("driver")
-    if (gpu, driver) != (here.gpu, here.driver):
+    runs = [run["environment"] for name in names if registry.gate(name).executes for run in stored.runs_of(name)]
+    measured_on = {(run.get("gpu"), run.get("driver")) for run in runs}
+    for gpu, driver in measured_on - {(here.gpu, here.driver)}:
         raise ValueError(f"--evidence: it is of {gpu}, driver {driver}; here is {here.gpu}, driver {here.driver}")
     return [Gate(name, "PASS", f"stored evidence: {stored.where()}") for name in names]
 

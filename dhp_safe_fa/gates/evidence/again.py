@@ -21,9 +21,9 @@ def without_verdict(run: dict[str, Any]) -> dict[str, list[str]]:
     """Gate to the kernels of which it has nothing to say; all of them, if the run ended before it. Refused if a gate
     could not run on any kernel, or if that is so of machine code, which no GPU is needed for."""
     found: dict[str, list[str]] = {}
-    for gate in registry.NAMES:
+    for gate in run["how"]["gates"]:
         if gate not in run and gate in registry.EXECUTING:
-            found[gate] = list(run["environment"]["kernels"])
+            found[gate] = list(run["how"]["kernels"])
             continue
         results = [result for result in run[gate] if result["verdict"] in (INVALID, NOT_RUN)]
         if results and (gate not in registry.EXECUTING or len(results) == len(run[gate])):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +15,9 @@ from rich.markup import escape
 from dhp_safe_fa import evidence
 from dhp_safe_fa._files import write_whole
 
-from .. import provenance, report, targets
+from .. import provenance, registry, report, targets
 from ..peers import page
+from ..tools import NotRun
 from ..verdict import EXIT_CODES, PASS, Progress
 from . import again, contracts, writer
 
@@ -31,7 +32,12 @@ def add_commands(commands: Any) -> None:
     """Adds them to the parser's subcommands."""
     status = commands.add_parser("status", help="is audits/evidence.json about this build? 0 fresh, 1 stale, 2 none")
     status.add_argument("--write", metavar="README.md", type=Path, help="bring the states in that file up to date")
-    record = commands.add_parser("evidence", help="run everything on a Hopper GPU, and store what the gates say")
+    record = commands.add_parser("evidence", help="run the gates on a Hopper GPU, and store what they say")
+    some = record.add_mutually_exclusive_group()
+    some.add_argument("--kernel", metavar="NAME", nargs="+", help="of these kernels (default: all)")
+    some.add_argument("--family", metavar="NAME", nargs="+", help="of the kernels of these families")
+    record.add_argument("--gate", dest="gates", choices=registry.NAMES, nargs="+", default=[*registry.NAMES],
+                        help="these gates (default: all); sass needs no GPU")  # fmt: skip
     record.add_argument("--from", dest="runs", metavar="FILE", type=Path, nargs="+", help="of `gates all --json FILE`")
     record.add_argument("--output", metavar="FILE", type=Path, default=evidence.CHECKOUT, help="default: %(default)s")
     record.add_argument(
@@ -63,10 +69,11 @@ def status_command(arguments: argparse.Namespace, out: Console) -> int:
 def evidence_command(
     arguments: argparse.Namespace,
     out: Console,
-    run_all: Callable[[Callable[[dict[str, Any]], None]], dict[str, Any]],
+    run_all: Callable[[list[str], Callable[[dict[str, Any]], None]], dict[str, Any]],
 ) -> int:
-    """Runs all gates (or reads runs), and stores the evidence. Refused or NotRun before anything is written. What was
-    found is kept as the last run after each gate, so that a run that ends early is gone on with by --again."""
+    """Runs gates, or reads runs, and stores what they said beside what is stored of other kernels and gates. Refused or
+    NotRun before anything is written. What was found is kept as the last run after each gate, so that a run that ends
+    early is gone on with by --again."""
     from dhp_safe_fa import _inspect
     from dhp_safe_fa.bench.environment import git_commit
 
@@ -75,22 +82,51 @@ def evidence_command(
     if arguments.again and not LAST_RUN.is_file():
         raise writer.Refused(f"--again: no run is stored in {LAST_RUN}; run `evidence` without it first")
     _require_folder(arguments.output.parent)
-    kernels = _inspect.kernels()
+    kernels, now = _inspect.kernels(), provenance.here()
     built = _inspect.build_info()["sources"]["all"]
     writer.require_clean_build(evidence.held(), git_commit(*writer.SOURCES)["dirty"], built)
+    before = _stored(arguments.output)
     if arguments.runs:
         runs = [_read(path) for path in arguments.runs]
+    elif arguments.again:
+        runs = [_again(_read(LAST_RUN), kernels, now, out)]
     else:
-        from ..subjects import require_gpu
+        names = _chosen(arguments, kernels)
+        if set(arguments.gates) & set(registry.EXECUTING):
+            from ..subjects import require_gpu
 
-        require_gpu()
-        runs = [_again(_read(LAST_RUN), out) if arguments.again else run_all(_keep)]
-    listings = {kernel["name"]: writer.listing_digest(_inspect.cubin(kernel["name"])) for kernel in kernels}
-    content = writer.assemble(runs, kernels, listings, provenance.here())
+            require_gpu()
+        runs = [run_all(names, _keep)]
+    for run in runs:
+        writer.require_made_as_evidence(run, kernels, now)
+    looked_at = {name for run in runs for name in run["how"]["kernels"]}
+    listings = {name: writer.listing_digest(_inspect.cubin(name)) for name in sorted(looked_at)}
+    content = writer.assemble(runs, kernels, listings, now, before)
     writer.write(content, arguments.output)
-    verdict = writer.verdict(content)
-    out.print(f"{verdict}: {len(kernels)} kernels, stored in {escape(str(arguments.output))}")
+    verdict = writer.verdict(runs)
+    out.print(f"{verdict}: {len(looked_at)} of {len(kernels)} kernels, stored in {escape(str(arguments.output))}")
     return EXIT_CODES[verdict]
+
+
+def _chosen(arguments: argparse.Namespace, kernels: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The names of the kernels that are asked for. NotRun for a name that there is not."""
+    families = {str(kernel["family"]) for kernel in kernels}
+    unknown = [family for family in arguments.family or () if family not in families]
+    if unknown:
+        raise NotRun(f"--family {unknown[0]}: there is no such family; there are {', '.join(sorted(families))}")
+    names = [
+        str(kernel["name"]) for kernel in kernels if not arguments.family or kernel["family"] in arguments.family
+    ]
+    targets.require_shipped(arguments.kernel, names)
+    return [name for name in names if not arguments.kernel or name in arguments.kernel]
+
+
+def _stored(path: Path) -> evidence.Evidence | None:
+    """What is in the file that is to be written. What is no evidence of this version has nothing to be kept."""
+    try:
+        return evidence.load(path) if path.is_file() else None
+    except ValueError:
+        return None
 
 
 def _keep(run: dict[str, Any]) -> None:
@@ -98,9 +134,11 @@ def _keep(run: dict[str, Any]) -> None:
     write_whole(json.dumps(run, indent=1) + "\n", LAST_RUN)
 
 
-def _again(last: dict[str, Any], out: Console) -> dict[str, Any]:
+def _again(
+    last: dict[str, Any], kernels: Sequence[dict[str, Any]], now: Mapping[str, str | None], out: Console
+) -> dict[str, Any]:
     """The last run with new results where it had none."""
-    writer.require_made_as_evidence(last, provenance.here())
+    writer.require_made_as_evidence(last, kernels, now)
     renewed = again.run_again(last, report.environment(), lambda text, done, total: None, _keep)
     for gate, names in again.without_verdict(last).items():
         verdicts = {result["subject"]: result["verdict"] for result in renewed[gate]}

@@ -10,7 +10,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping
 
-from dhp_safe_fa.evidence import NONE, STALE, Evidence, Status, compare
+from dhp_safe_fa.evidence import NONE, NOT_RUN, STALE, Evidence, Status, compare
 
 from ..registry import BINDING, GATES
 
@@ -33,14 +33,19 @@ def _state(evidence: Evidence | None, kernels: Mapping[str, str], now: Now, gate
     """What one gate said; of several, whether what they said is bound to these kernels."""
     if evidence is None or not kernels:
         return "no evidence"
-    outdated = any(evidence.outdated(gate, now) for gate in gates)
-    counts: Counter[str] = Counter()
-    for name, sha256 in kernels.items():
-        if outdated or evidence.kernels.get(name, {}).get("cubin_sha256") != sha256:
-            counts[STALE] += 1
-        else:
-            counts["bound" if len(gates) > 1 else evidence.verdict(name, gates[0])] += 1
+    counts = Counter(_of_kernel(evidence, name, sha256, now, gates) for name, sha256 in kernels.items())
     return ", ".join(f"{what} ({n} of {len(kernels)})" for what, n in sorted(counts.items()))
+
+
+def _of_kernel(evidence: Evidence, name: str, sha256: str, now: Now, gates: tuple[str, ...]) -> str:
+    if evidence.kernels.get(name, {}).get("cubin_sha256") != sha256:
+        return STALE if name in evidence.kernels else "not run"
+    verdicts = [evidence.verdict(name, gate) for gate in gates]
+    if any(evidence.outdated(name, gate, now) for gate in gates):
+        return STALE
+    if NOT_RUN in verdicts:
+        return "not run"
+    return "bound" if len(gates) > 1 else verdicts[0]
 
 
 def line(evidence: Evidence | None, kernels: Mapping[str, str], now: Now) -> str:
@@ -48,15 +53,12 @@ def line(evidence: Evidence | None, kernels: Mapping[str, str], now: Now) -> str
     status = compare(evidence, kernels, now) if evidence else Status(NONE)
     if evidence is None or status.state == NONE:
         return "Evidence: **none** is stored yet."
-    known = evidence.environment
-    versions = f"CUDA {known.get('cuda')}, nvcc {known.get('nvcc')}, torch {known.get('torch')}"
-    where = f"`audits/evidence.json`, measured on {evidence.where()}, {versions}"
+    where = f"`audits/evidence.json`: {evidence.where()}"
     if status.state == STALE:
-        changes = evidence.changes(now)
-        others = len(status.reasons) - len(changes)
-        why = [*changes, *([f"about single kernels: {others} (`gates status` lists all)"] if others else [])]
-        return f"Evidence: **stale**: {'; '.join(why)}. {where}."
-    return f"Evidence: **fresh** for kernels built with the same nvcc: {where}."
+        others = len(status.reasons) - len(status.common)
+        single = [f"about single kernels: {others} (`gates status` lists all)"] if others else []
+        return f"Evidence: **stale**: {'; '.join([*status.common, *single])}. {where}."
+    return f"Evidence: **fresh** for kernels built with the same nvcc. {where}."
 
 
 def rewrite(readme: str, evidence: Evidence | None, kernels: Mapping[str, str], now: Now) -> str:

@@ -1,14 +1,14 @@
 """Makes audits/evidence.json of what the gates said: by kernel, with its hashes, so that each claim names its binary.
 
-A run is what ``gates all --json`` writes. One run over all kernels, or several that share the machine, the build and
-the versions (say one for each kernel), make one evidence file.
+A run is what ``gates all --json`` writes. One run over all kernels, or several, of some kernels or gates each, make one
+evidence file, which also keeps what it said before of kernels that are the same bytes still.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from dhp_safe_fa import evidence
 from dhp_safe_fa._files import write_whole
 
 from .. import provenance, registry, tools
-from ..verdict import NOT_RUN, worst
+from ..verdict import FAIL, INVALID, NOT_RUN, worst
 
 ROOT = evidence.CHECKOUT.parents[1]
 # What the kernels, their build and the gates are made of; documents and stored results may differ from the commit.
@@ -61,52 +61,75 @@ def require_clean_build(kernels: dict[str, str], dirty: bool | None, built: str)
 def assemble(
     runs: Sequence[dict[str, Any]],
     kernels: Sequence[dict[str, Any]],
-    listings: dict[str, str],
-    now: dict[str, str | None],
+    listings: Mapping[str, str],
+    now: Mapping[str, str | None],
+    before: evidence.Evidence | None = None,
 ) -> dict[str, Any]:
     """The evidence file's content.
 
     Args:
-        runs: what ``gates all --json`` wrote.
-        kernels: what this build holds (``_inspect.kernels()``). Every run must be of exactly these.
-        listings: by kernel, the SHA-256 of its disassembly.
+        runs: what ``gates all --json`` wrote, each of some of the kernels and gates.
+        kernels: what this build holds (``_inspect.kernels()``).
+        listings: by kernel, the SHA-256 of its disassembly; of those in the runs.
         now: digests of what takes part in verdicts (``provenance.here()``).
+        before: what is stored until now. It stays true of kernels that are the same bytes, until a gate has a verdict
+            on them anew; but a FAIL to which nothing has changed since is not taken back.
 
     Raises:
-        Refused: a run is of another machine or build than the first, or of a machine without a Hopper GPU, or was made
-            in another way than `make evidence` would, or a kernel has no result of some gate.
+        Refused: a run has other kernels than the build, or no Hopper GPU where a gate needs one, or was made in another
+            way than `make evidence` would, or two runs have a result of the same gate on the same kernel, or it would
+            take back a FAIL.
     """
-    environment = runs[0]["environment"]
-    if not environment.get("gpu"):
-        raise Refused("this was run without a GPU: the gates need a Hopper GPU")
-    require_same_machine(runs)
-    if environment.get("kernels") != {kernel["name"]: kernel["cubin_sha256"] for kernel in kernels}:
-        raise Refused("the run was made with other kernels than this build holds")
     for run in runs:
-        require_made_as_evidence(run, now)
-    renewed = [(gate, name) for run in runs for gate, names in run.get("again", {}).items() for name in names]
-    head = {
-        "schema": evidence.SCHEMA,
-        "environment": environment,
-        "quick": sorted({gate for run in runs for gate in run["how"]["quick"]}),
-        "digests": now,
-        "again": sorted({f"{gate} {name}" for gate, name in renewed}),
-        "runs_sha256": [digest(run) for run in runs],
-    }
+        require_made_as_evidence(run, kernels, now)
+    entries = {kernel["name"]: _entry(kernel, listings, runs, now, before) for kernel in kernels}
+    heads = [*map(_head, runs), *(before.runs if before else ())]
+    used = sorted({gate["run"] for entry in entries.values() for gate in entry["gates"].values()})
+    for entry in entries.values():
+        for gate in entry["gates"].values():
+            gate["run"] = used.index(gate["run"])
+    known = {name: entry for name, entry in entries.items() if entry["gates"]}
     for limit in _NESTED_LIMITS:
-        entries = {kernel["name"]: _entry(kernel, listings[kernel["name"]], runs, limit) for kernel in kernels}
-        content = {**head, "kernels": entries}
+        content = {
+            "schema": evidence.SCHEMA,
+            "runs": [heads[index] for index in used],
+            "kernels": {name: _shortened(entry, limit) for name, entry in known.items()},
+        }
         if len(as_text(content)) <= MAX_BYTES:
             break
     return content
 
 
-def require_made_as_evidence(run: dict[str, Any], now: dict[str, str | None]) -> None:
-    """Refused if a run was made in a way in which `make evidence` makes none, or with other parts than those of now."""
+def _head(run: Mapping[str, Any]) -> dict[str, Any]:
+    """What is stored of a run beside the verdicts. Kernels have their hashes there."""
+    environment = {key: value for key, value in run["environment"].items() if key != "kernels"}
+    return {
+        "environment": environment,
+        "quick": run["how"]["quick"],
+        "digests": run["how"]["digests"],
+        "again": sorted(f"{gate} {name}" for gate, names in run.get("again", {}).items() for name in names),
+        "sha256": digest(run),
+    }
+
+
+def require_made_as_evidence(
+    run: Mapping[str, Any], kernels: Sequence[Mapping[str, Any]], now: Mapping[str, str | None]
+) -> None:
+    """Refused if a run was made in a way in which `make evidence` makes none, or with other kernels or other parts than
+    those of now."""
     how = run.get("how")
-    said = {"quick": list, "sources": dict, "digests": dict}
+    said = {"kernels": list, "gates": list, "quick": list, "sources": dict, "digests": dict}
     if not isinstance(how, dict) or not all(isinstance(how.get(key), kind) for key, kind in said.items()):
         raise Refused("a run does not say how it was made, as those of this version do: run the gates again")
+    if not how["kernels"]:
+        raise Refused(f"a run is about {how.get('subjects')}, and not about the shipped kernels")
+    family_of = {kernel["name"]: kernel["family"] for kernel in kernels}
+    held = {kernel["name"]: kernel["cubin_sha256"] for kernel in kernels}
+    measured = run["environment"].get("kernels", {})
+    if any(name not in held or measured.get(name) != held[name] for name in how["kernels"]):
+        raise Refused("the run was made with other kernels than this build holds")
+    if set(how["gates"]) & set(registry.EXECUTING) and not run["environment"].get("gpu"):
+        raise Refused("this was run without a GPU: the gates need a Hopper GPU")
     if run["environment"].get("dirty"):
         raise Refused("a run was made with sources that differ from the commit that it names")
     if how["sources"].get("built") is None or how["sources"].get("built") != how["sources"].get("here"):
@@ -116,7 +139,13 @@ def require_made_as_evidence(run: dict[str, Any], now: dict[str, str | None]) ->
         raise Refused(f"{', '.join(hasty)}: run with --quick, and evidence needs all of its repeats")
     if how["digests"].get("policy") != now["policy"]:
         raise Refused("a run was made with another policy than audits/sass_policy.json")
-    changed = [part for part, digest in now.items() if how["digests"].get(part) != digest]
+    took_part = {
+        part
+        for name in how["kernels"]
+        for gate in how["gates"]
+        for part in registry.gate(gate).took_part(family_of[name])
+    }
+    changed = [part for part in now if part in took_part and how["digests"].get(part) != now[part]]
     if changed:
         raise Refused(f"a run was made with another {', another '.join(changed)} than this checkout has: run it again")
 
@@ -131,27 +160,62 @@ def listing_digest(cubin: bytes) -> str:
     return hashlib.sha256(tools.disassemble(cubin).encode()).hexdigest()
 
 
-def _entry(kernel: dict[str, Any], listing: str, runs: Sequence[dict[str, Any]], limit: int) -> dict[str, Any]:
+def _entry(
+    kernel: Mapping[str, Any],
+    listings: Mapping[str, str],
+    runs: Sequence[Mapping[str, Any]],
+    now: Mapping[str, str | None],
+    before: evidence.Evidence | None,
+) -> dict[str, Any]:
+    """Of one kernel. The place of a gate's run is one among the runs, and then those of before."""
     name, sha256 = kernel["name"], kernel["cubin_sha256"]
-    gates = {"sass": _sass(name, sha256, runs)}
-    for gate in registry.EXECUTING:
-        results = [result for run in runs for result in run[gate] if result["subject"] == name]
-        if not results:  # one that could not run at all speaks of all kernels at once
-            results = [result for run in runs for result in run[gate] if result["verdict"] == NOT_RUN]
-        if len(results) != 1:
-            raise Refused(f"{name}: {len(results)} results of the gate {gate}; one is needed")
-        gates[gate] = compact(results[0], limit)
+    known = before.kernels.get(name, {}) if before else {}
+    old = known.get("gates", {}) if known.get("cubin_sha256") == sha256 else {}
+    gates: dict[str, Any] = {}
+    for gate in registry.NAMES:
+        found = [
+            {**(_sass if gate == "sass" else _executed)(gate, name, sha256, run), "run": index}
+            for index, run in enumerate(runs)
+            if name in run["how"]["kernels"] and gate in run
+        ]
+        if len(found) > 1:
+            raise Refused(f"{name}: the gate {gate} has {len(found)} results in these runs; one can be stored")
+        counts = before is not None and gate in old and not before.outdated(name, gate, now)
+        if found and not (counts and _adds_nothing(name, gate, old[gate]["verdict"], found[0]["verdict"])):
+            gates[gate] = found[0]
+        elif gate in old:
+            gates[gate] = {**old[gate], "run": old[gate]["run"] + len(runs)}
     return {
+        "family": kernel["family"],
         "cubin_sha256": sha256,
-        "listing_sha256": listing,
+        "listing_sha256": listings.get(name, known.get("listing_sha256")),
         "registers": kernel["registers"],
         "spill_bytes": kernel["spill_bytes"],
         "gates": gates,
     }
 
 
-def _sass(name: str, sha256: str, runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    reports = [report for run in runs for report in run["sass"] if report.get("kernel") == name]
+def _adds_nothing(name: str, gate: str, old: str, new: str) -> bool:
+    """Whether a stored verdict stays, since the new result is none. Refused if that would take back a finding."""
+    if old == FAIL and new not in (FAIL, INVALID, NOT_RUN):
+        raise Refused(
+            f"{name}: {gate} has failed on these bytes, and nothing that took part has changed since: a second look "
+            "takes no finding back"
+        )
+    return new in (INVALID, NOT_RUN) and old not in (INVALID, NOT_RUN)
+
+
+def _executed(gate: str, name: str, sha256: str, run: Mapping[str, Any]) -> dict[str, Any]:
+    """The result of a gate on a kernel. One that could not run at all speaks of all kernels at once."""
+    results = [result for result in run[gate] if result["subject"] == name]
+    results = results or [result for result in run[gate] if result["verdict"] == NOT_RUN]
+    if len(results) != 1:
+        raise Refused(f"{name}: {len(results)} results of the gate {gate} in a run of it; one is needed")
+    return compact(results[0])
+
+
+def _sass(gate: str, name: str, sha256: str, run: Mapping[str, Any]) -> dict[str, Any]:
+    reports = [report for report in run[gate] if report.get("kernel") == name]
     if len(reports) != 1 or reports[0]["cubin_sha256"] != sha256:
         raise Refused(f"{name}: {len(reports)} results of the gate sass about this cubin; one is needed")
     (report,) = reports
@@ -160,28 +224,36 @@ def _sass(name: str, sha256: str, runs: Sequence[dict[str, Any]]) -> dict[str, A
     return {"verdict": report["verdict"], "figures": figures, "problems": report["unknown_opcodes"]}
 
 
-def compact(result: dict[str, Any], limit: int = _NESTED_LIMITS[0]) -> dict[str, Any]:
-    """A gate's result (GateResult as JSON) without bulk.
-
-    Controls are counted. Opcodes, which have a counter each, are left to their total. A nested figure of more than
-    ``limit`` bytes is left out, and named.
-    """
-    figures, left_out = {}, []
-    for key, value in result["figures"].items():
-        short = _brief(value)
-        if isinstance(value, (list, dict)) and len(json.dumps(short)) > limit:
-            left_out.append(key)
-        else:
-            figures[key] = short
+def compact(result: Mapping[str, Any]) -> dict[str, Any]:
+    """A gate's result (GateResult as JSON) without bulk: controls are counted; opcodes, which have a counter each, are
+    left to their total; a nested figure that no file has a place for is left out, and named."""
     problems = result["problems"]
-    kept: dict[str, Any] = {"verdict": result["verdict"], "figures": figures, "problems": problems[:_MAX_PROBLEMS]}
-    if left_out:
-        kept["left_out"] = left_out
+    kept: dict[str, Any] = {
+        "verdict": result["verdict"],
+        "figures": {key: _brief(value) for key, value in result["figures"].items()},
+        "problems": problems[:_MAX_PROBLEMS],
+    }
     if len(problems) > _MAX_PROBLEMS:
         kept["more_problems"] = len(problems) - _MAX_PROBLEMS
     controls = result["controls"]
     kept["controls"] = {"right": sum(not control["problem"] for control in controls), "of": len(controls)}
-    return kept
+    return _without_bulk(kept, _NESTED_LIMITS[0])
+
+
+def _shortened(entry: Mapping[str, Any], limit: int) -> dict[str, Any]:
+    """A kernel's entry without nested figures of more than ``limit`` bytes."""
+    return {**entry, "gates": {gate: _without_bulk(result, limit) for gate, result in entry["gates"].items()}}
+
+
+def _without_bulk(result: Mapping[str, Any], limit: int) -> dict[str, Any]:
+    figures = result["figures"]
+    large = [
+        key for key, value in figures.items() if isinstance(value, (list, dict)) and len(json.dumps(value)) > limit
+    ]
+    if not large:
+        return dict(result)
+    kept = {key: value for key, value in figures.items() if key not in large}
+    return {**result, "figures": kept, "left_out": [*result.get("left_out", ()), *large]}
 
 
 def _brief(value: Any) -> Any:
@@ -198,9 +270,9 @@ def _brief(value: Any) -> Any:
     return {key: _brief(one) for key, one in value.items() if key not in opcodes and key not in _BULK}
 
 
-def verdict(content: dict[str, Any]) -> str:
-    """The worst verdict in an evidence file."""
-    return worst(gate["verdict"] for kernel in content["kernels"].values() for gate in kernel["gates"].values())
+def verdict(runs: Sequence[Mapping[str, Any]]) -> str:
+    """The worst that the gates said in these runs."""
+    return worst(result["verdict"] for run in runs for gate in registry.NAMES for result in run.get(gate, ()))
 
 
 def as_text(content: dict[str, Any]) -> str:

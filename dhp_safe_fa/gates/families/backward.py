@@ -17,9 +17,9 @@ from dhp_safe_fa import _inspect
 from .. import gradients
 from ..bitwise.key_rows import gradient_ways
 from ..inputs import Inputs, Shape
+from ..shapes import shapes_that
 from ..subjects import Subject
 from ..tools import NotRun
-from .forward import shapes_that
 
 GRADIENTS = ("dq", "dk", "dv")
 

@@ -1,12 +1,8 @@
-"""The forward under test. Shapes are tried until the plan answers with the kernel, so a new one needs no word here."""
+"""The forward under test."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from dataclasses import replace
-from itertools import product
 from typing import Any
 
 from torch import Tensor
@@ -15,38 +11,14 @@ import dhp_safe_fa
 from dhp_safe_fa import _inspect
 
 from ..inputs import Inputs, Shape
-from ..subjects import REFERENCE, Subject
-from ..tools import NotRun
-
-
-def _candidates(head_dim: int, dtype: str) -> Iterator[Shape]:
-    """Self-attention with every mixture of powers of two, the nearest to the reference first."""
-    sizes = product((1, 2, 4, 8), (1, 2, 4, 8, 16, 32, 64), (1, 16, 64, 128, 256, 512, 1024, 2048, 4096, 8192))
-
-    def distance(size: tuple[int, int, int]) -> float:
-        return sum(abs(math.log2(a / b)) for a, b in zip(size, REFERENCE, strict=True))
-
-    for batch, heads, seqlen in sorted(sizes, key=distance):
-        yield Shape(batch, heads, heads, seqlen, seqlen, head_dim, dtype, False)
+from ..shapes import shapes_that
+from ..subjects import Subject
 
 
 def planned(shape: Shape) -> str:
     """The kernel that the shape launches."""
     plan = _inspect.plan(shape.q, shape.k, shape.dtype, shape.is_causal, 0)
     return str(plan["kernel"]) if plan else ""
-
-
-def shapes_that(is_launched: Callable[[Shape], bool], kernel: dict[str, Any]) -> tuple[Shape, ...]:
-    """Four shapes that launch a kernel of ``_inspect.kernels()``: full; causal; grouped heads; lengths and head_dim
-    that fill no tile. NotRun if none was found."""
-    name, head_dim, dtype = str(kernel["name"]), int(kernel["head_dim"]), str(kernel["dtype"])
-    for full in _candidates(head_dim, dtype):
-        odd = replace(full, seqlen_q=full.seqlen_q + 13, seqlen_k=full.seqlen_k + 77, head_dim=head_dim - 8)
-        grouped = replace(full, heads_k=max(1, full.heads_q // 4), is_causal=True)
-        shapes = (full, replace(full, is_causal=True), grouped, replace(odd, is_causal=True))
-        if all(map(is_launched, shapes)):
-            return shapes
-    raise NotRun(f"{name}: no shape was found whose plan chooses this kernel")
 
 
 def shapes_of(kernel: dict[str, Any]) -> tuple[Shape, ...]:

@@ -18,8 +18,8 @@ import dhp_safe_fa
 from dhp_safe_fa import _inspect
 
 from ..inputs import Inputs, Shape
+from ..shapes import shapes_that
 from ..subjects import Subject
-from .forward import shapes_that
 
 
 @lru_cache(maxsize=64)

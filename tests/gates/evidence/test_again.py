@@ -42,7 +42,7 @@ def test_what_gave_no_verdict_is_run_again(verdict: str, asked: list[Any]) -> No
     assert [result["verdict"] for gate in registry.EXECUTING for result in renewed[gate]] == [PASS] * 6
     assert run["bitwise"][1]["verdict"] == verdict
     content = writer.assemble([renewed], KERNELS, LISTINGS, NOW)
-    assert writer.verdict(content) == PASS and content["again"] == ["bitwise def", "timing abc"]
+    assert writer.verdict([renewed]) == PASS and content["runs"][0]["again"] == ["bitwise def", "timing abc"]
 
 
 def test_what_failed_is_not(asked: list[Any]) -> None:
@@ -63,7 +63,7 @@ def test_a_run_that_ended_early_is_gone_on_with(asked: list[Any]) -> None:
     assert [gate for gate, *_ in asked] == ["bitwise", "timing"] and asked[0][1] == ["abc", "def"]
     assert "bitwise" in kept[0] and "timing" not in kept[0] and "timing" in kept[1]
     content = writer.assemble([renewed], KERNELS, LISTINGS, NOW)
-    assert writer.verdict(content) == PASS and content["again"] == []
+    assert writer.verdict([renewed]) == PASS and content["runs"][0]["again"] == []
 
 
 def test_refusals(asked: list[Any]) -> None:

@@ -27,7 +27,9 @@ def test_every_kernel_has_its_hashes_and_gates() -> None:
     assert kernel["gates"]["sass"]["figures"]["indirect_branches"] == 3
     assert kernel["gates"]["timing"]["figures"] == {"runs": 7}
     assert kernel["gates"]["timing"]["controls"] == {"right": 1, "of": 1}
-    assert content["environment"]["driver"] == "580.1" and evidence_writer.verdict(content) == "PASS"
+    (run,) = content["runs"]
+    assert run["environment"]["driver"] == "580.1" and run["digests"] == NOW and "kernels" not in run["environment"]
+    assert {gate["run"] for entry in content["kernels"].values() for gate in entry["gates"].values()} == {0}
 
 
 def test_the_same_runs_make_the_same_bytes(tmp_path: Path) -> None:
@@ -38,15 +40,97 @@ def test_the_same_runs_make_the_same_bytes(tmp_path: Path) -> None:
 
 
 def test_one_run_for_each_kernel() -> None:
-    merged = assemble([some_run(("abc",)), some_run(("def",))], KERNELS, LISTINGS, NOW)
-    assert merged["kernels"] == some_content()["kernels"] and len(merged["runs_sha256"]) == 2
+    runs = [some_run(("abc",)), some_run(("def",), driver="581.0", commit="another")]
+    merged = assemble(runs, KERNELS, LISTINGS, NOW)
+    assert [run["environment"]["driver"] for run in merged["runs"]] == ["580.1", "581.0"]
+    for number, name in enumerate(("abc", "def")):
+        whole, part = some_content()["kernels"][name]["gates"], merged["kernels"][name]["gates"]
+        assert part == {gate: {**result, "run": number} for gate, result in whole.items()}
+
+
+def only(gates: tuple[str, ...], names: tuple[str, ...] = ("abc", "def"), **environment: Any) -> dict[str, Any]:
+    """A run of some gates."""
+    run = some_run(names, **environment)
+    run["how"]["gates"] = list(gates)
+    return {key: value for key, value in run.items() if key not in registry.NAMES or key in gates}
+
+
+def loaded(content: dict[str, Any], folder: Path) -> evidence.Evidence:
+    path = folder / "before.json"
+    evidence_writer.write(content, path)
+    return evidence.load(path)
+
+
+def test_what_is_stored_is_kept_and_what_is_new_takes_its_place(tmp_path: Path) -> None:
+    """Machine code without a GPU; later one kernel on one GPU; later the other on another."""
+    first = assemble([only(("sass",), gpu=None)], KERNELS, LISTINGS, NOW)
+    assert evidence.compare(loaded(first, tmp_path), HELD, NOW).reasons == (
+        "not run (counters, bitwise, timing; 2 of 2 kernels)",
+    )
+    then = assemble([only(registry.EXECUTING, ("abc",))], KERNELS, LISTINGS, NOW, loaded(first, tmp_path))
+    assert evidence.compare(loaded(then, tmp_path), HELD, NOW).reasons == (
+        "not run (counters, bitwise, timing; 1 of 2 kernels)",
+    )
+    now = {**NOW, "launch forward": "another"}  # which is not the other kernel's
+    last = only(registry.EXECUTING, ("def",), gpu="NVIDIA H200", device="NVIDIA H200")
+    last["how"]["digests"] = now
+    whole = assemble([last], KERNELS, {}, now, loaded(then, tmp_path))
+    known = loaded(whole, tmp_path)
+    assert [run["environment"]["gpu"] for run in whole["runs"]] == ["NVIDIA H200", "NVIDIA H100", None]
+    assert [known.kernels["abc"]["gates"][gate]["run"] for gate in ("sass", "timing")] == [2, 1]
+    assert [known.kernels["def"]["gates"][gate]["run"] for gate in ("sass", "timing")] == [2, 0]
+    assert known.kernels["def"]["listing_sha256"] == LISTINGS["def"]
+    assert evidence.compare(known, HELD, now).reasons == (
+        "launch path changed since (counters, bitwise, timing; 1 of 2 kernels)",
+    )
+    again = assemble([only(evidence.GATES)], KERNELS, LISTINGS, NOW, known)
+    assert len(again["runs"]) == 1, "a run of which nothing is left is not kept"
+
+
+def test_other_bytes_keep_nothing(tmp_path: Path) -> None:
+    before = loaded(some_content(), tmp_path)
+    kernels = [KERNELS[0], {**KERNELS[1], "cubin_sha256": "e" * 64}]
+    held = {str(kernel["name"]): kernel["cubin_sha256"] for kernel in kernels}
+    content = assemble([some_run(("abc",), kernels=held)], kernels, LISTINGS, NOW, before)
+    assert list(content["kernels"]) == ["abc"]
+
+
+@pytest.mark.parametrize("verdict", ["INVALID", "NOT RUN"])
+def test_what_is_no_verdict_takes_no_place(verdict: str, tmp_path: Path) -> None:
+    """Unless the stored one is out of date."""
+    before = loaded(some_content(), tmp_path)
+    run = some_run()
+    run["timing"][0] = gate_result("timing", "abc", verdict)
+    kept = assemble([run], KERNELS, LISTINGS, NOW, before)["kernels"]["abc"]["gates"]["timing"]
+    assert (kept["verdict"], kept["run"]) == ("PASS", 1)
+    now = {**NOW, "gate timing": "another"}
+    run["how"]["digests"] = now
+    assert assemble([run], KERNELS, LISTINGS, now, before)["kernels"]["abc"]["gates"]["timing"]["verdict"] == verdict
+
+
+def test_a_finding_is_not_taken_back(tmp_path: Path) -> None:
+    failed = some_run()
+    failed["timing"][0] = gate_result("timing", "abc", "FAIL")
+    before = loaded(assemble([failed], KERNELS, LISTINGS, NOW), tmp_path)
+    with pytest.raises(Refused, match="abc: timing has failed on these bytes"):
+        assemble([some_run()], KERNELS, LISTINGS, NOW, before)
+    assert assemble([only(("timing",), ("def",))], KERNELS, LISTINGS, NOW, before)["kernels"] == before.kernels | {
+        "def": {**before.kernels["def"], "gates": {gate: {**result, "run": int(gate != "timing")}
+                for gate, result in before.kernels["def"]["gates"].items()}},
+        "abc": {**before.kernels["abc"], "gates": {gate: {**result, "run": 1}
+                for gate, result in before.kernels["abc"]["gates"].items()}},
+    }  # fmt: skip
+    now = {**NOW, "launch forward": "mended"}
+    mended = some_run()
+    mended["how"]["digests"] = now
+    assert evidence_writer.verdict([mended]) == "PASS" and assemble([mended], KERNELS, LISTINGS, now, before)
 
 
 def test_a_verdict_that_is_no_pass_is_stored() -> None:
     run = some_run()
     run["counters"][0] = gate_result("counters", "abc", "FAIL")
     content = assemble([run], KERNELS, LISTINGS, NOW)
-    assert evidence_writer.verdict(content) == "FAIL"
+    assert evidence_writer.verdict([run]) == "FAIL"
     assert content["kernels"]["abc"]["gates"]["counters"]["problems"] == ["counters found something"]
 
 
@@ -101,8 +185,11 @@ def broken(what: str) -> list[dict[str, Any]]:
     run = some_run()
     if what == "gpu":
         return [some_run(gpu=None)]
-    if what == "driver":
-        return [some_run(("abc",)), some_run(("def",), driver="581.0")]
+    if what == "timing in two runs":
+        return [some_run(), only(("timing",), ("abc",))]
+    if what == "a peer":
+        run["how"] |= {"subjects": "sdpa-flash", "kernels": []}
+        return [run]
     if what == "kernels":
         return [some_run(kernels={**HELD, "def": "e" * 64})]
     if what == "sass of another cubin":
@@ -118,7 +205,8 @@ def broken(what: str) -> list[dict[str, Any]]:
     ("what", "sentence"),
     [
         ("gpu", "without a GPU"),
-        ("driver", "the runs differ in driver"),
+        ("timing in two runs", "abc: the gate timing has 2 results"),
+        ("a peer", "a run is about sdpa-flash"),
         ("kernels", "other kernels than this build holds"),
         ("sass of another cubin", "def: 1 results of the gate sass about this cubin"),
         ("timing twice", "abc: 2 results of the gate timing"),
@@ -134,7 +222,7 @@ def test_too_large_is_refused_and_nothing_written(tmp_path: Path) -> None:
     path = tmp_path / "evidence.json"
     path.write_text("old")
     content = some_content()
-    content["environment"]["note"] = "x" * evidence_writer.MAX_BYTES
+    content["runs"][0]["environment"]["note"] = "x" * evidence_writer.MAX_BYTES
     with pytest.raises(Refused, match="at most 100000 are stored"):
         evidence_writer.write(content, path)
     assert path.read_text() == "old" and list(tmp_path.iterdir()) == [path]
@@ -237,12 +325,14 @@ def test_command_runs_all_gates(anywhere: None, tmp_path: Path, monkeypatch: pyt
     made = some_run()
     made["how"]["quick"] = ["timing"]
     monkeypatch.setattr(
-        cli, "run_all", lambda arguments, screen, keep: (asked.append(arguments), keep(made), ("PASS", made))[2]
+        cli, "run_all", lambda how, screen, gates, keep: (asked.append((how, gates)), keep(made), ("PASS", made))[2]
     )
     out = tmp_path / "evidence.json"
     assert cli.main(["evidence", "--output", str(out), "--quick", "timing"]) == 0
-    assert [(a.quick, a.kernel, a.peer) for a in asked] == [(["timing"], None, None)]
-    assert json.loads(out.read_text())["quick"] == ["timing"]
+    assert [(how.quick, how.kernel, how.peer, gates) for how, gates in asked] == [
+        (["timing"], ["abc", "def"], None, list(registry.NAMES))
+    ]
+    assert json.loads(out.read_text())["runs"][0]["quick"] == ["timing"]
     assert evidence.load(out).kernels == some_content()["kernels"]
     assert json.loads(audits.LAST_RUN.read_text()) == made
 
@@ -253,7 +343,7 @@ def test_what_was_found_before_a_run_ended_early_is_kept(
     monkeypatch.setattr("dhp_safe_fa.gates.subjects.require_gpu", lambda: None)
     monkeypatch.setattr(audits, "LAST_RUN", tmp_path / "build" / "run.json")
 
-    def run_all(arguments: object, screen: object, keep: Any) -> None:
+    def run_all(arguments: object, screen: object, gates: object, keep: Any) -> None:
         keep({"sass": ["found"]})
         raise KeyboardInterrupt
 
@@ -268,7 +358,8 @@ def test_what_was_found_before_a_run_ended_early_is_kept(
     [
         (None, "bitwise: run with --quick"),
         ("policy", "another policy than audits/sass_policy.json"),
-        ("launch", "another launch than this checkout has"),
+        ("launch forward", "another launch forward than this checkout has"),
+        ("family backward", "another family backward than this checkout has"),
         ("gate timing", "another gate timing than this checkout has"),
         ("controls", "another controls than this checkout has"),
     ],
@@ -306,6 +397,44 @@ def test_a_run_of_a_library_that_was_not_built_anew_is_refused(here: str | None)
 def test_a_run_of_uncommitted_sources_is_refused() -> None:
     with pytest.raises(Refused, match="sources that differ from the commit"):
         assemble([some_run(dirty=True)], KERNELS, LISTINGS, NOW)
+
+
+@pytest.mark.parametrize(
+    ("options", "names", "gates"),
+    [
+        (["--family", "backward"], ["def"], registry.NAMES),
+        (["--kernel", "def", "abc", "--gate", "timing", "counters"], ["abc", "def"], ["counters", "timing"]),
+        (["--gate", "sass"], ["abc", "def"], ["sass"]),
+    ],
+)
+def test_command_on_some(
+    anywhere: None, options: list[str], names: list[str], gates: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A GPU is asked for where a gate needs one."""
+    asked: list[Any] = []
+    monkeypatch.setattr("dhp_safe_fa.gates.subjects.require_gpu", lambda: asked.append("a GPU"))
+    monkeypatch.setattr(audits, "LAST_RUN", tmp_path / "build" / "run.json")
+    made = only(tuple(gates), tuple(names))
+    monkeypatch.setattr(
+        cli, "run_all", lambda how, screen, gates, keep: (asked.append((how.kernel, gates)), ("PASS", made))[1]
+    )
+    assert cli.main(["evidence", "--output", str(tmp_path / "evidence.json"), *options]) == 0
+    assert asked == [*(["a GPU"] if gates != ["sass"] else []), (names, list(gates))]
+    assert list(evidence.load(tmp_path / "evidence.json").kernels) == names
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (["--family", "sideways"], "--family sideways: there is no such family; there are backward, forward"),
+        (["--kernel", "xyz"], "--kernel xyz: there is no such kernel; shipped are abc, def"),
+    ],
+)
+def test_command_on_what_there_is_not(
+    anywhere: None, options: list[str], sentence: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["evidence", "--output", str(tmp_path / "evidence.json"), *options]) == 2
+    assert sentence in " ".join(capsys.readouterr().err.split()) and list(tmp_path.iterdir()) == []
 
 
 def test_command_without_a_gpu(
@@ -358,6 +487,7 @@ def test_from_a_run_of_all(
     Path("all.json").write_text('{"declassifications": []}')
     monkeypatch.setattr(provenance, "here", lambda: {**NOW, "policy": provenance.of_policy()})
     monkeypatch.setattr(cli.report, "environment", lambda: made["environment"])
+    monkeypatch.setattr(cli, "_names", lambda asked_for: list(HELD))
     monkeypatch.setattr(cli, "run_sass", lambda arguments, screen: ("PASS", made["sass"]))
     monkeypatch.setattr(cli, "run_executing", lambda gate, arguments, screen: ("PASS", made[gate]))
     assert cli.main(["all", *options, "--json", "run.json"]) == 0

@@ -27,7 +27,8 @@ def gates(tmp_path: Path) -> Path:
         ("sass/isa/opcodes.py", "gate sass"),
         ("counters/new.py", "gate counters"),
         ("inputs.py", "shared"),
-        ("families/forward.py", "shared"),
+        ("families/dq_out.py", "family dq_out"),
+        ("families/decode.py", "family decode"),
         ("registry.py", None),
         ("peers/page.py", None),
     ],
@@ -40,57 +41,119 @@ def test_an_edit_changes_the_part_that_it_belongs_to(file: str, part: str | None
     assert {name for name in before if after[name] != before[name]} == ({part} if part else set())
 
 
+def test_what_several_families_are_tested_by_is_a_part_of_each(gates: Path) -> None:
+    before = provenance.of_families(gates / "families")
+    with (gates / "families" / "packed.py").open("a") as text:
+        text.write("# a comment\n")
+    after = provenance.of_families(gates / "families")
+    changed = {name for name in before if after[name] != before[name]}
+    assert {"family tiles", "family forward"} <= changed and not changed & {"family backward", "family delta"}
+
+
 def test_a_copy_has_the_same_digests(gates: Path) -> None:
     (gates / "sass" / "__pycache__").mkdir()
     (gates / "sass" / "__pycache__" / "gate.pyc").write_bytes(b"1")
     assert provenance.of_gates(gates) == provenance.of_gates()
 
 
+# A small checkout: two calls, `there` of two families.
+SOURCES = {
+    "there.c": '#include "families/near/launch.h"\n',
+    "back.c": '#include "families/far/launch.h"\n',
+    "dhp_fa.h": "",
+    "cuda/launch.c": '#include "../dhp_fa.h"\n',
+    "torch/ops.cpp": "",
+    "python/inspect.cpp": "",
+    "cpu/tile.c": "",
+    "kernels/build_cubins.py": "",
+    "families/near/launch.h": "",
+    "families/near/launch.c": '#include "launch.h"\n#include "../beside/launch.h"\n',
+    "families/near/near.cu": "",
+    "families/near/family.py": "",
+    "families/beside/launch.h": '#include "../../dhp_fa.h"\n',
+    "families/beside/family.py": "",
+    "families/far/launch.h": "",
+    "families/far/plan.c": '#include <math.h>\n#include "launch.h"\n',
+    "families/far/family.py": "",
+}
+
+
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """A small checkout."""
-    for name in ("plan.c", "dhp_fa.h", "cuda/launch.c", "torch/ops.cpp", "kernels/fwd.cu", "kernels/build_cubins.py",
-                 "cpu/tile.c", "python/inspect.cpp"):  # fmt: skip
+    for name, text in SOURCES.items():
         path = tmp_path / "csrc" / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(name)
+        path.write_text(text)
     (tmp_path / "setup.py").write_text("setup")
     return tmp_path
 
 
+EVERY = {"near", "beside", "far"}
+
+
 @pytest.mark.parametrize(
-    ("file", "is_launch"),
+    ("file", "families"),
     [
-        ("csrc/plan.c", True),
-        ("csrc/dhp_fa.h", True),
-        ("csrc/cuda/launch.c", True),
-        ("csrc/cuda/new.c", True),
-        ("csrc/torch/ops.cpp", True),
-        ("csrc/kernels/build_cubins.py", True),  # it writes the table of constants that the plan reads
-        ("setup.py", True),
-        ("csrc/kernels/fwd.cu", False),  # machine code is bound by its own hash
-        ("csrc/python/inspect.cpp", True),  # gates ask it which kernel a shape launches
-        ("csrc/cpu/tile.c", False),
+        ("csrc/there.c", {"near", "beside"}),
+        ("csrc/back.c", {"far"}),
+        ("csrc/dhp_fa.h", EVERY),
+        ("csrc/cuda/launch.c", EVERY),
+        ("csrc/cuda/new.c", EVERY),
+        ("csrc/torch/ops.cpp", EVERY),
+        ("csrc/python/inspect.cpp", EVERY),  # gates ask it which kernel a shape launches
+        ("setup.py", EVERY),
+        ("csrc/families/near/launch.c", {"near", "beside"}),
+        ("csrc/families/beside/launch.h", {"near", "beside"}),
+        ("csrc/families/far/plan.c", {"far"}),
+        ("csrc/families/near/near.cu", set()),  # machine code is bound by its own hash
+        ("csrc/families/near/family.py", set()),  # and what it says of the kernels by the table's rows
+        ("csrc/kernels/build_cubins.py", set()),
+        ("csrc/cpu/tile.c", set()),
     ],
 )
-def test_sources_and_the_launch_path_among_them(file: str, is_launch: bool, root: Path) -> None:
+def test_sources_and_the_launch_paths_among_them(file: str, families: set[str], root: Path) -> None:
     before = provenance.of_sources(root)
     with (root / file).open("a") as text:
         text.write("/* */")
     after = provenance.of_sources(root)
     assert after["all"] != before["all"]
-    assert (after["launch"] != before["launch"]) == is_launch
+    assert {name for name in EVERY if after["launch"][name] != before["launch"][name]} == families
+    assert set(after["launch"]) == EVERY
 
 
 def test_a_name_counts_as_well_as_the_bytes(root: Path) -> None:
     before = provenance.of_sources(root)
-    (root / "csrc" / "plan.c").rename(root / "csrc" / "plan2.c")
-    assert provenance.of_sources(root)["launch"] != before["launch"]
+    (root / "csrc" / "back.c").rename(root / "csrc" / "backward.c")
+    assert provenance.of_sources(root)["launch"]["far"] != before["launch"]["far"]
+
+
+def test_a_source_of_both_calls_joins_them_only_inside_a_family(root: Path) -> None:
+    """What leads to both is a part of both; a family that includes the other's header is one with it."""
+    both = '#include "families/near/launch.h"\n#include "families/far/launch.h"\n'
+    (root / "csrc" / "there.c").write_text(both)
+    apart = provenance.of_sources(root)["launch"]
+    assert apart["near"] != apart["far"]
+    (root / "csrc" / "families" / "far" / "plan.c").write_text('#include "../near/launch.h"\n')
+    joined = provenance.of_sources(root)["launch"]
+    assert joined["near"] == joined["far"] == joined["beside"]
+
+
+@pytest.mark.parametrize(
+    ("key", "changes"), [("tile_q", True), ("shared_bytes", True), ("cubin_sha256", False), ("registers", False)]
+)
+def test_the_rows_of_a_call_in_the_table_take_part(key: str, changes: bool) -> None:
+    kernel = {"name": "k", "family": "near", "tile_q": 1, "shared_bytes": 1, "cubin_sha256": "1", "registers": 1}
+    built = {"near": "a", "beside": "a", "far": "b"}
+    before = provenance.of_launch(built, [kernel])
+    after = provenance.of_launch(built, [{**kernel, key: 2}])
+    changed = {part for part in before if after[part] != before[part]}
+    assert changed == ({"launch near", "launch beside"} if changes else set())
 
 
 def test_the_build_says_what_it_was_made_of() -> None:
     built = _inspect.build_info()["sources"]
     assert set(built) == {"all", "launch"}
+    assert {kernel["family"] for kernel in _inspect.kernels()} <= set(built["launch"])
     if not (provenance.ROOT / "csrc").is_dir():
         pytest.skip("these are the tests of an installed wheel: its sources are not here")
     assert built == provenance.of_sources(provenance.ROOT), "the sources have changed since the build: make build"
@@ -106,4 +169,4 @@ def test_controls_in_a_wheel_have_the_digest_of_their_sources(
     assert provenance.of_controls(tmp_path / "none") is None
     (tmp_path / provenance.MANIFEST).write_text(json.dumps({"sources": in_checkout}))
     assert provenance.of_controls(tmp_path / "none") == in_checkout
-    assert all(provenance.here()[part] for part in ("launch", "controls", "policy"))
+    assert all(provenance.here()[part] for part in ("launch forward", "launch backward", "controls", "policy"))

@@ -1,0 +1,37 @@
+"""Shapes that launch a kernel: tried until the plan answers with it, so a new kernel needs no word here."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from itertools import product
+from typing import Any
+
+from .inputs import Shape
+from .subjects import REFERENCE
+from .tools import NotRun
+
+
+def _candidates(head_dim: int, dtype: str) -> Iterator[Shape]:
+    """Self-attention with every mixture of powers of two, the nearest to the reference first."""
+    sizes = product((1, 2, 4, 8), (1, 2, 4, 8, 16, 32, 64), (1, 16, 64, 128, 256, 512, 1024, 2048, 4096, 8192))
+
+    def distance(size: tuple[int, int, int]) -> float:
+        return sum(abs(math.log2(a / b)) for a, b in zip(size, REFERENCE, strict=True))
+
+    for batch, heads, seqlen in sorted(sizes, key=distance):
+        yield Shape(batch, heads, heads, seqlen, seqlen, head_dim, dtype, False)
+
+
+def shapes_that(is_launched: Callable[[Shape], bool], kernel: dict[str, Any]) -> tuple[Shape, ...]:
+    """Four shapes that launch a kernel of ``_inspect.kernels()``: full; causal; grouped heads; lengths and head_dim
+    that fill no tile. NotRun if none was found."""
+    name, head_dim, dtype = str(kernel["name"]), int(kernel["head_dim"]), str(kernel["dtype"])
+    for full in _candidates(head_dim, dtype):
+        odd = replace(full, seqlen_q=full.seqlen_q + 13, seqlen_k=full.seqlen_k + 77, head_dim=head_dim - 8)
+        grouped = replace(full, heads_k=max(1, full.heads_q // 4), is_causal=True)
+        shapes = (full, replace(full, is_causal=True), grouped, replace(odd, is_causal=True))
+        if all(map(is_launched, shapes)):
+            return shapes
+    raise NotRun(f"{name}: no shape was found whose plan chooses this kernel")
