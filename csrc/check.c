@@ -149,7 +149,8 @@ dhp_status dhp_check_cuda_forms(const dhp_attention *args, dhp_error *error) {
 dhp_status dhp_check_cuda_options(const dhp_attention *args, dhp_error *error) {
   if (args->is_windowed)
     return dhp_fail(error, DHP_UNSUPPORTED,
-                    "window: (%lld, %lld); supported on CUDA: none, (-1, -1), with or without a causal mask",
+                    "window: (%lld, %lld); supported on CUDA: none, (-1, -1), but by attention_varlen and, where no "
+                    "gradient is recorded, by dhp_safe_fa.attention",
                     (long long)args->window_left, (long long)args->window_right);
   return dhp_check_cuda_forms(args, error);
 }

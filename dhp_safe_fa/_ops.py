@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from dhp_safe_fa import _windows
 from dhp_safe_fa._operator import autocast, fake, gradients, transforms  # noqa: F401  (importing registers them)
 from dhp_safe_fa._operator.schema import DEFAULTS, VARLEN, refuse
 
@@ -19,6 +20,7 @@ from dhp_safe_fa._operator.schema import DEFAULTS, VARLEN, refuse
 _attention = torch.ops.dhp.attention.default
 _attention_lse = torch.ops.dhp.attention_lse.default
 _DEFAULT_OPTIONS = tuple(DEFAULTS.values())
+_NO_WINDOW = (-1, -1)
 _AUTOGRAD = torch._C.DispatchKey.AutogradFunctionality
 _is_excluded = torch._C._dispatch_tls_is_dispatch_key_excluded
 _exclude = torch._C._dispatch_tls_set_dispatch_key_excluded
@@ -99,7 +101,8 @@ def attention(
         causal_offset: 0 is the alignment of torch's SDPA, Sk - Sq that of FlashAttention (and of cached decoding). Only
             with is_causal or a window.
         window: (left, right), in keys; query i sees key j only if i + causal_offset - left <= j <= i + causal_offset +
-            right, and under is_causal none behind i + causal_offset. -1: no bound on that side. On the CPU alone.
+            right, and under is_causal none behind i + causal_offset. -1: no bound on that side. On CUDA where no
+            gradient is recorded; the batch goes as packed sequences then, copied unless stored [B, S, H, D].
         softcap: each scaled score becomes softcap · tanh(score / softcap), as in Gemma 2. None, or 0: it stays. On the
             CPU alone.
         sinks: [Hq], float32 (float64 for float64 inputs); exp(sinks[h]) is one more term of the sum of each row of
@@ -116,6 +119,8 @@ def attention(
             Hopper GPU) multiples of 8 up to ``dhp_safe_fa._inspect.build_info()["max_head_dim_cuda"]``. Also for
             forward-mode differentiation, and when a gradient is differentiated again.
     """
+    if window != _NO_WINDOW and not softcap and sinks is None and _windows.are_packed(q, k, v, _sides(window)):
+        return _windows.attend(q, k, v, is_causal, scale, causal_offset, window)[0]
     options = (is_causal, scale, causal_offset, *_sides(window), softcap, sinks)
     return _run(_attention, q, k, v, *options)  # type: ignore[no-any-return]
 
@@ -144,6 +149,8 @@ def attention_lse(
     Raises:
         RuntimeError: as :func:`attention`.
     """
+    if window != _NO_WINDOW and not softcap and sinks is None and _windows.are_packed(q, k, v, _sides(window)):
+        return _windows.attend(q, k, v, is_causal, scale, causal_offset, window)
     options = (is_causal, scale, causal_offset, *_sides(window), softcap, sinks)
     return _run(_attention_lse, q, k, v, *options)  # type: ignore[no-any-return]
 

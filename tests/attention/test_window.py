@@ -1,7 +1,8 @@
-"""Sliding windows: query i sees key j only if -left <= j - i - causal_offset <= right."""
+"""Sliding windows: query i sees key j only if -left <= j - i - causal_offset <= right. On CUDA the forward."""
 
 from __future__ import annotations
 
+import itertools
 import sys
 from typing import Any
 
@@ -31,10 +32,11 @@ from reference import (
     visible_keys,
 )
 from torch import Tensor
+from torch._subclasses import FakeTensor, FakeTensorMode
 from torch.autograd import gradcheck
 
 import dhp_safe_fa
-from dhp_safe_fa import _inspect
+from dhp_safe_fa import _inspect, _windows
 
 Window = tuple[int, int]
 
@@ -45,7 +47,6 @@ WINDOWS = [(0, 0), (3, 0), (0, 5), (95, 0), (96, 96), (130, 40), (-1, 7), (7, -1
 # ---- values ---------------------------------------------------------------------------------------------------------
 
 
-@on_the_cpu
 @pytest.mark.parametrize("is_causal", [False, True], ids=["full", "causal"])
 @pytest.mark.parametrize("window", WINDOWS, ids=str)
 def test_against_float64(target: Target, rng: torch.Generator, window: Window, is_causal: bool) -> None:
@@ -56,7 +57,6 @@ def test_against_float64(target: Target, rng: torch.Generator, window: Window, i
             assert_matches(*attend(q, k, v, **options), reference(q, k, v, **options))
 
 
-@on_the_cpu
 def test_accuracy(target: Target, rng: torch.Generator) -> None:
     q, k, v = qkv(rng, target, 1, 4, 2, 1024, 1024, 64)
     options: Any = {"is_causal": True, "window": (255, 0)}
@@ -77,7 +77,6 @@ def test_against_sdpa(target: Target, rng: torch.Generator, window: Window) -> N
     torch.testing.assert_close(out.float(), want, atol=2e-2 if target.dtype == torch.bfloat16 else 3e-3, rtol=0)
 
 
-@on_the_cpu
 def test_numbers_at_the_ends_of_int64(target: Target, rng: torch.Generator) -> None:
     """A sum that int64 cannot hold is a bound that nothing reaches."""
     q, k, v = qkv(rng, target, 1, 1, 1, 20, 30, 16)
@@ -89,7 +88,6 @@ def test_numbers_at_the_ends_of_int64(target: Target, rng: torch.Generator) -> N
         assert_matches(*attend(q, k, v, **options), reference(q, k, v, **options))
 
 
-@on_the_cpu
 def test_rows_that_see_nothing(target: Target, rng: torch.Generator) -> None:
     q, k, v = qkv(rng, target, 1, 2, 2, 100, 40, 64)
     out, lse = attend(q, k, v, window=(10, 0))
@@ -108,7 +106,6 @@ def test_nothing_crosses_the_window(target: Target, rng: torch.Generator) -> Non
 # ---- bits -----------------------------------------------------------------------------------------------------------
 
 
-@on_the_cpu
 def test_a_window_that_hides_nothing_changes_no_bit(target: Target, rng: torch.Generator) -> None:
     q, k, v = qkv(rng, target, 1, 4, 2, 150, 200, 64)
     for options in ({}, {"is_causal": True, "causal_offset": 50}):
@@ -119,7 +116,6 @@ def test_a_window_that_hides_nothing_changes_no_bit(target: Target, rng: torch.G
     assert all(same_bits(g, w) for g, w in zip(attend(q, k, v, causal_offset=50, window=(-1, 0)), causal, strict=True))
 
 
-@on_the_cpu
 @pytest.mark.parametrize("window", [(5, 0), (100, 0), (150, 30), (-1, 9)], ids=str)
 def test_rows_of_prefill_chunks_and_decoding(target: Target, rng: torch.Generator, window: Window) -> None:
     q, k, v = qkv(rng, target, 2, 4, 2, 300, 300, 64)
@@ -131,6 +127,80 @@ def test_rows_of_prefill_chunks_and_decoding(target: Target, rng: torch.Generato
         keys = slice(0, min(last + max(window[1], 0), 300))  # keys behind the last row's window need not exist
         cached = attend(q[:, :, rows], k[:, :, keys], v[:, :, keys], window=window, causal_offset=first)
         assert same_bits(cached[0], out[:, :, rows]) and same_bits(cached[1], lse[:, :, rows])
+
+
+# ---- as packed sequences, which is how CUDA has them ----------------------------------------------------------------
+
+
+def test_every_band_is_one_of_a_packed_sequence() -> None:
+    """Which keys each row sees, all small calls."""
+    sides = (-1, 0, 1, 3, 9)
+    for queries, keys, offset in itertools.product(range(5), range(5), range(-7, 8)):
+        for is_causal, left, right in itertools.product((False, True), sides, sides):
+            seen = _windows.band(queries, keys, is_causal, offset, (left, right))
+            assert 0 <= seen.queries <= queries and 0 <= seen.keys <= keys and min(seen.window) >= -1
+            mask = Mask.of_call(False, seen.keys - seen.queries, seen.window)
+            for i in range(queries):
+                want = set(visible_keys(i, keys, Mask.of_call(is_causal, offset, (left, right))))
+                got = set(visible_keys(i, seen.keys, mask)) if i < seen.queries else set()
+                assert got == want, (queries, keys, offset, is_causal, left, right, i, seen)
+
+
+@on_the_cpu
+@pytest.mark.parametrize("window", WINDOWS[:-1], ids=str)
+def test_packed_rows_have_the_bits_of_the_call(target: Target, rng: torch.Generator, window: Window) -> None:
+    """What CUDA does, on the CPU, whose operator knows windows, too: every layout, offset and length."""
+    for shape in ((2, 4, 2, 130, 130, 64), (3, 2, 1, 33, 200, 40), (2, 2, 2, 120, 40, 64), (1, 2, 1, 5, 0, 8)):
+        q, k, v = qkv(rng, target, *shape)
+        as_stored = q.transpose(1, 2).contiguous().transpose(1, 2)
+        for is_causal, offset in itertools.product((False, True), (0, k.shape[2] - q.shape[2], -50, 60)):
+            for queries in (q, as_stored):
+                want = attend(queries, k, v, is_causal, causal_offset=offset, window=window)
+                got = _windows.attend(queries, k, v, is_causal, None, offset, window)
+                for found, wanted in zip(got, want, strict=True):
+                    assert same_bits(found, wanted) and strides(found) == strides(wanted)
+
+
+def test_the_functions_go_this_way(rng: torch.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a call is to be packed; soft caps and sinks are not."""
+    q, k, v = qkv(rng, Target("cpu", torch.float32), 2, 4, 2, 30, 50, 64)
+    options: Any = {"is_causal": True, "causal_offset": 20, "window": (7, 0), "scale": 0.3}
+    want = dhp_safe_fa.attention_lse(q, k, v, **options)
+    monkeypatch.setattr(_windows, "are_packed", lambda *_: True)
+    calls: list[object] = []
+    packed = _windows.attend
+    monkeypatch.setattr(_windows, "attend", lambda *given: (calls.append(given), packed(*given))[1])
+    assert same_bits(dhp_safe_fa.attention(q, k, v, **options), want[0]) and len(calls) == 1
+    assert all(same_bits(g, w) for g, w in zip(dhp_safe_fa.attention_lse(q, k, v, **options), want, strict=True))
+    assert len(calls) == 2
+    dhp_safe_fa.attention(q, k, v, is_causal=True)
+    dhp_safe_fa.attention(q, k, v, **options, softcap=3.0)
+    dhp_safe_fa.attention(q, k, v, **options, sinks=torch.zeros(4))
+    assert len(calls) == 2
+
+
+def strides(t: Tensor) -> list[int]:
+    """Of the dimensions in which there is a step."""
+    return [stride for size, stride in zip(t.shape, t.stride(), strict=True) if size > 1]
+
+
+def test_which_calls_are_packed() -> None:
+    """On CUDA, and not where a gradient is recorded or something is wrong: then the operator has the words for it."""
+    with FakeTensorMode() as mode:
+
+        def on_cuda(*shape: int) -> Tensor:
+            return FakeTensor(mode, torch.empty(shape, dtype=torch.float16, device="meta"), torch.device("cuda:0"))
+
+        q, k = on_cuda(2, 4, 8, 64), on_cuda(2, 4, 8, 64)
+        assert _windows.are_packed(q, k, k, (3, 0))
+        assert not _windows.are_packed(q, k, k, (3, -2))
+        for wrong in (None, on_cuda(4, 8, 64), on_cuda(1, 4, 8, 64)):
+            assert not _windows.are_packed(q, wrong, k, (3, 0))
+        q.requires_grad_()
+        assert not _windows.are_packed(q, k, k, (3, 0))
+        with torch.no_grad():
+            assert _windows.are_packed(q, k, k, (3, 0))
+    assert not _windows.are_packed(*(torch.empty(2, 4, 8, 64) for _ in range(3)), (3, 0))
 
 
 # ---- gradients ------------------------------------------------------------------------------------------------------
@@ -195,7 +265,36 @@ def test_no_kernel_of_cuda_is_planned(window: Window) -> None:
 
 
 @needs_hopper
-def test_cuda_refuses(rng: torch.Generator) -> None:
+def test_cuda_refuses_gradients(rng: torch.Generator) -> None:
     q, k, v = qkv(rng, Target("cuda", torch.float16), 1, 2, 2, 64, 64, 64)
-    with pytest.raises(RuntimeError, match=r"window: \(5, 0\); supported on CUDA: none"):
-        dhp_safe_fa.attention(q, k, v, window=(5, 0))
+    for tensor in (q, k, v):
+        with pytest.raises(RuntimeError, match=r"window: \(5, 0\); supported on CUDA: none"):
+            tensor.requires_grad_()
+            dhp_safe_fa.attention(q, k, v, window=(5, 0))
+        with torch.no_grad():
+            assert dhp_safe_fa.attention(q, k, v, window=(5, 0)).isfinite().all()
+        tensor.requires_grad_(False)
+
+
+@needs_hopper
+def test_compiled_and_vmapped_on_cuda(rng: torch.Generator) -> None:
+    q, k, v = qkv(rng, Target("cuda", torch.bfloat16), 2, 4, 2, 33, 70, 64)
+    options: Any = {"window": (9, 4), "causal_offset": 37}
+    out = dhp_safe_fa.attention(q, k, v, **options)
+    torch.compiler.reset()
+    compiled = torch.compile(dhp_safe_fa.attention, fullgraph=True, backend="aot_eager")
+    assert same_bits(compiled(q, k, v, **options), out)
+    mapped = torch.func.vmap(lambda *t: dhp_safe_fa.attention(*t, **options))(q[:, None], k[:, None], v[:, None])
+    assert same_bits(mapped[:, 0], out)
+
+
+@needs_hopper
+def test_a_graph_on_cuda(rng: torch.Generator) -> None:
+    """Nothing waits for the device."""
+    q, k, v = qkv(rng, Target("cuda", torch.bfloat16), 2, 4, 2, 200, 300, 128)
+    want = dhp_safe_fa.attention(q, k, v, is_causal=True, causal_offset=100, window=(90, 0))
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = dhp_safe_fa.attention(q, k, v, is_causal=True, causal_offset=100, window=(90, 0))
+    graph.replay()
+    assert same_bits(out, want)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from harness import same_bits
+from harness import needs_hopper, same_bits
 from small_models import MODELS, VOCABULARY, WINDOW, build, options_of, recorded
 from torch import Tensor
 from transformers.masking_utils import create_causal_mask, create_chunked_causal_mask
@@ -74,6 +74,21 @@ def test_position_ids_that_restart(name: str, dtype: torch.dtype, rng: torch.Gen
                 alone = model(ids[b : b + 1, span], use_cache=False).logits[0]
                 error = float((logits[b, span] - alone).norm() / alone.norm())
                 assert error < (1e-5 if dtype == torch.float32 else 4e-2)
+
+
+@needs_hopper
+@pytest.mark.parametrize("name", ["llama", "mistral"])
+def test_on_cuda(name: str, rng: torch.Generator, counted: list[str]) -> None:
+    """One call a layer where no gradient is recorded, and one for each sequence where one is."""
+    model, ids, places = build(name, rng, torch.bfloat16).cuda(), tokens(rng, 2, 130).cuda(), positions(ROWS).cuda()
+    with torch.no_grad(), recorded() as seen:
+        model(ids, position_ids=places, use_cache=False)
+        assert_each_as_alone(seen, ROWS)
+    assert counted == ["attention_varlen"] * 2
+    counted.clear()
+    if name == "llama":
+        model(ids, position_ids=places, use_cache=False).logits.sum().backward()
+        assert counted == ["attention"] * 2 * sum(map(len, ROWS))
 
 
 def test_a_window_and_the_sequences_matter(rng: torch.Generator) -> None:

@@ -138,16 +138,17 @@ def _attend(query: Tensor, key: Tensor, value: Tensor, visible: VisibleKeys, com
 def _attend_packed(
     query: Tensor, key: Tensor, value: Tensor, packed: tuple[int, ...], common: dict[str, Any]
 ) -> Tensor:
-    """[B, S, Hq, D]: one call for all sequences; one for each on CUDA, which attention_varlen does not serve."""
+    """[B, S, Hq, D]: one call for all sequences; one for each on CUDA where gradients are recorded, which
+    attention_varlen does not have there."""
     q, k, v = (t.transpose(1, 2).flatten(0, 1) for t in (query, key, value))  # [tokens, H, D]
     if packed[:1] != (0,) or packed[-1:] != (q.shape[0],) or sorted(packed) != list(packed):
         refuse(f"packed sequences begin and end at {list(packed)}; supported: ascending, from 0 to all {q.shape[0]}")
     lengths = [stop - start for start, stop in pairwise(packed)]
-    if q.is_cuda:
+    if q.is_cuda and torch.is_grad_enabled() and any(t.requires_grad for t in (q, k, v)):
         sequences = zip(*(t.transpose(0, 1)[None].split(lengths, dim=2) for t in (q, k, v)), strict=True)
         out = torch.cat([attention(*each, **common) for each in sequences], dim=2)[0].transpose(0, 1)
     else:
-        begins = torch.tensor(packed, dtype=torch.int32)
+        begins = torch.tensor(packed, dtype=torch.int32, device=q.device)
         longest = max([0, *lengths])
         out = attention_varlen(q, k, v, begins, begins, longest, longest, **common)
     return out.reshape(query.shape[0], query.shape[2], *out.shape[1:])

@@ -1,0 +1,95 @@
+"""Sliding windows on CUDA: a batch as packed sequences of one length, because the kernels of those know windows.
+
+Which keys a row sees is said anew: a packed sequence has its last query at the last of its keys that count, and its
+window around that place. Rows behind the last one that sees a key are left out, and are 0.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Band(NamedTuple):
+    """What the rows of a call see, as of a packed sequence aligned at the bottom right.
+
+    Attributes:
+        queries: so many of the first rows; the others see nothing.
+        keys: so many of the first keys; the others are not seen.
+        window: (left, right) around the place of a query among these.
+    """
+
+    queries: int
+    keys: int
+    window: tuple[int, int]
+
+
+def band(queries: int, keys: int, is_causal: bool, causal_offset: int, window: tuple[int, int]) -> Band:
+    """Of a call of attention, whatever it is: query i sees key j if -left <= j - i - causal_offset <= right, which is 0
+    under is_causal; -1 is no bound."""
+    left, right = window[0], 0 if is_causal else window[1]
+    if left != -1:  # row i begins at i + causal_offset - left
+        queries = max(0, min(queries, keys - causal_offset + left))
+    if right != -1:  # the last row ends at its place + right
+        keys = max(0, min(keys, queries + causal_offset + right))
+    ahead = causal_offset - (keys - queries)  # of the place that a packed query has
+    widest = queries + keys  # reaches all keys from any place, and int64 can hold it
+    left = -1 if left == -1 else max(0, min(left - ahead, widest))  # negative only where no key is left
+    right = -1 if right == -1 else max(0, min(right + ahead, widest))
+    return Band(queries, keys, (left, right))
+
+
+def are_packed(q: object, k: object, v: object, window: tuple[int, int]) -> bool:
+    """Whether a call with this window goes this way: on CUDA, where no gradient is recorded, and if nothing is to be
+    refused that the operator has the words for."""
+    tensors = (q, k, v)
+    return (
+        min(window) >= -1
+        and isinstance(q, Tensor)
+        and isinstance(k, Tensor)
+        and isinstance(v, Tensor)
+        and q.is_cuda
+        and q.dim() == k.dim() == v.dim() == 4
+        and q.shape[0] == k.shape[0] == v.shape[0]
+        and not (torch.is_grad_enabled() and any(isinstance(t, Tensor) and t.requires_grad for t in tensors))
+    )
+
+
+def _tokens(t: Tensor) -> Tensor:
+    """[B, H, S, D] as [B·S, H, D]; a view where tokens lie behind each other."""
+    return t.transpose(1, 2).flatten(0, 1)
+
+
+def _begins(batch: int, length: int, device: torch.device) -> Tensor:
+    return torch.arange(batch + 1, dtype=torch.int32, device=device) * length
+
+
+def attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    is_causal: bool,
+    scale: float | None,
+    causal_offset: int,
+    window: tuple[int, int],
+) -> tuple[Tensor, Tensor]:
+    """out [B, Hq, Sq, D] and lse [B, Hq, Sq] as the operator attention_lse returns them, by attention_varlen."""
+    batch, _, length, _ = q.shape
+    seen = band(length, k.shape[2], is_causal, causal_offset, window)
+    begins_q, begins_k = _begins(batch, seen.queries, q.device), _begins(batch, k.shape[2], q.device)
+    used = torch.full((batch,), seen.keys, dtype=torch.int32, device=q.device)
+    packed, packed_lse = torch.ops.dhp.attention_varlen(
+        *map(_tokens, (q[:, :, : seen.queries], k, v)),
+        *(begins_q, begins_k, seen.queries, seen.keys),
+        *(False, scale, True, *seen.window, None, used),
+    )
+    found = packed.unflatten(0, (batch, seen.queries)).transpose(1, 2)
+    found_lse = packed_lse.unflatten(1, (batch, seen.queries)).transpose(0, 1)
+    if seen.queries == length and q.transpose(1, 2).is_contiguous():
+        return found, found_lse.contiguous()
+    out, lse = torch.empty_like(q), found_lse.new_empty(q.shape[:3])
+    out[:, :, : seen.queries], out[:, :, seen.queries :] = found, 0
+    lse[:, :, : seen.queries], lse[:, :, seen.queries :] = found_lse, -torch.inf
+    return out, lse
