@@ -141,8 +141,11 @@ dhp_status dhp_check_cuda_forms(const dhp_attention *args, dhp_error *error) {
     return dhp_fail(error, DHP_UNSUPPORTED, "softcap: %g; supported on CUDA: none", args->softcap);
   if (args->sinks) return refuse_cuda_sinks(error);
   if (args->v.size[3] != args->q.size[3])
-    return dhp_fail(error, DHP_UNSUPPORTED, "v: head_dim %lld differs from q's %lld; supported on CUDA: equal ones",
-                    (long long)args->v.size[3], (long long)args->q.size[3]);
+    return dhp_fail(
+        error, DHP_UNSUPPORTED,
+        "v: head_dim %lld differs from q's %lld; supported on CUDA: equal ones; dhp_safe_fa's functions fill "
+        "multiples of 8 up to %d with zeros, but not in pages",
+        (long long)args->v.size[3], (long long)args->q.size[3], dhp_cuda_max_head_dim());
   return DHP_OK;
 }
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from dhp_safe_fa import _windows
+from dhp_safe_fa import _widths, _windows
 from dhp_safe_fa._operator import autocast, fake, gradients, transforms  # noqa: F401  (importing registers them)
 from dhp_safe_fa._operator.schema import DEFAULTS, VARLEN, refuse
 
@@ -95,7 +95,7 @@ def attention(
             cannot be read in place (last dimension not contiguous; on CUDA also rows that are not 16-byte aligned) is
             copied.
         k: keys, [B, Hk, Sk, D]; Hk divides Hq, query head h reads key head h // (Hq // Hk).
-        v: values, [B, Hk, Sk, Dv]; Dv is D on CUDA, and on the CPU any head_dim.
+        v: values, [B, Hk, Sk, Dv]; Dv may be any head_dim. Where it is not D, CUDA fills up the narrower with zeros.
         is_causal: query i sees key j only if j <= i + causal_offset.
         scale: factor of the scores, finite and >= 0; 1/sqrt(D) by default.
         causal_offset: 0 is the alignment of torch's SDPA, Sk - Sq that of FlashAttention (and of cached decoding). Only
@@ -119,10 +119,15 @@ def attention(
             Hopper GPU) multiples of 8 up to ``dhp_safe_fa._inspect.build_info()["max_head_dim_cuda"]``. Also for
             forward-mode differentiation, and when a gradient is differentiated again.
     """
+    values = v
+    if _widths.differ(q, k, v):
+        q, k, v, scale = _widths.fill(q, k, v, scale)
     if window != _NO_WINDOW and not softcap and sinks is None and _windows.are_packed(q, k, v, _sides(window)):
-        return _windows.attend(q, k, v, is_causal, scale, causal_offset, window)[0]
-    options = (is_causal, scale, causal_offset, *_sides(window), softcap, sinks)
-    return _run(_attention, q, k, v, *options)  # type: ignore[no-any-return]
+        out, _ = _windows.attend(q, k, v, is_causal, scale, causal_offset, window)
+    else:
+        options = (is_causal, scale, causal_offset, *_sides(window), softcap, sinks)
+        out = _run(_attention, q, k, v, *options)
+    return out if v is values else _widths.narrow(out, values)
 
 
 def attention_lse(
@@ -149,10 +154,15 @@ def attention_lse(
     Raises:
         RuntimeError: as :func:`attention`.
     """
+    values = v
+    if _widths.differ(q, k, v):
+        q, k, v, scale = _widths.fill(q, k, v, scale)
     if window != _NO_WINDOW and not softcap and sinks is None and _windows.are_packed(q, k, v, _sides(window)):
-        return _windows.attend(q, k, v, is_causal, scale, causal_offset, window)
-    options = (is_causal, scale, causal_offset, *_sides(window), softcap, sinks)
-    return _run(_attention_lse, q, k, v, *options)  # type: ignore[no-any-return]
+        out, lse = _windows.attend(q, k, v, is_causal, scale, causal_offset, window)
+    else:
+        options = (is_causal, scale, causal_offset, *_sides(window), softcap, sinks)
+        out, lse = _run(_attention_lse, q, k, v, *options)
+    return (out if v is values else _widths.narrow(out, values)), lse
 
 
 Alignment = Literal["bottom-right", "top-left"]
@@ -185,7 +195,7 @@ def attention_varlen(
     Args:
         q: [query tokens, Hq, D]; dtypes and strides as :func:`attention`.
         k, v: [key tokens, Hk, D]; Hk divides Hq. With page_table a cache in pages, [pages, page_size, Hk, D], of 16,
-            32, 64, 128 or 256 keys. v may have a head_dim of its own, Dv.
+            32, 64, 128 or 256 keys. v may have a head_dim of its own, Dv; on CUDA not with page_table.
         cu_seqlens_q: int32 [sequences + 1]; sequence b has the rows from cu_seqlens_q[b] up to cu_seqlens_q[b + 1].
             Ascending from 0; rows behind the last belong to no sequence and become 0, their lse -inf.
         cu_seqlens_k: the same of keys and values. None with page_table.
@@ -214,7 +224,7 @@ def attention_varlen(
         RuntimeError: names the argument, what was given and what is supported. On the CPU lengths and pages are looked
             at before anything is computed. On CUDA they stay on the device, so that graphs can be replayed with others:
             what is wrong with cu_seqlens_q makes all rows NaN, what is wrong with the keys or pages of a sequence its
-            rows. Also for soft caps, sinks and v with a head_dim of its own on CUDA; for a page_table where an input
+            rows. Also for soft caps and sinks on CUDA; for a page_table where an input
             requires grad and gradients are recorded; for forward-mode differentiation, and when a gradient is
             differentiated again.
     """
@@ -276,4 +286,8 @@ def attention_varlen_lse(
     sequences = cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k
     places = alignment == "bottom-right", *_sides(window, VARLEN)
     rest = softcap, seqused_k, page_table, leftpad_k, sinks
-    return torch.ops.dhp.attention_varlen(q, k, v, *sequences, is_causal, scale, *places, *rest)  # type: ignore[no-any-return]
+    values = v
+    if page_table is None and _widths.differ(q, k, v):
+        q, k, v, scale = _widths.fill(q, k, v, scale)
+    out, lse = torch.ops.dhp.attention_varlen(q, k, v, *sequences, is_causal, scale, *places, *rest)
+    return (out if v is values else _widths.narrow(out, values)), lse

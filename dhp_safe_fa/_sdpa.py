@@ -14,6 +14,7 @@ from torch import Tensor
 from dhp_safe_fa import _inspect
 from dhp_safe_fa._operator.schema import AUTOCAST, CPU_MAX_HEAD_DIM, DTYPES, HALVES
 from dhp_safe_fa._ops import attention
+from dhp_safe_fa._widths import MOST, is_fillable
 
 Attend = Callable[..., Tensor]
 
@@ -22,7 +23,6 @@ HOPPER = (9, 0)
 
 # What this build has, asked once: torch.compile cannot look into the module that knows.
 HAS_GPU_KERNELS = bool(_inspect.kernels())
-CUDA_MAX_HEAD_DIM = int(_inspect.build_info()["max_head_dim_cuda"])
 
 
 def sdpa(
@@ -140,8 +140,8 @@ def _wrong_place(query: Tensor, key: Tensor, value: Tensor) -> str | None:
         gpu = unsupported_gpu(query.device)
         if gpu is not None:
             return f"device: {gpu}"
-        if not 1 <= head_dim <= CUDA_MAX_HEAD_DIM or head_dim % 8 != 0:
-            return f"query: head_dim {head_dim}; supported on CUDA: multiples of 8 up to {CUDA_MAX_HEAD_DIM}"
+        if not is_fillable(head_dim):
+            return f"query: head_dim {head_dim}; supported on CUDA: multiples of 8 up to {MOST}"
     elif not 1 <= head_dim <= CPU_MAX_HEAD_DIM:
         return f"query: head_dim {head_dim}; supported on CPU: 1 to {CPU_MAX_HEAD_DIM}"
     return None
@@ -156,9 +156,10 @@ def _wrong_shape(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) ->
     if v[:-1] != k[:-1]:
         return "value: its shape differs from key's; they must be equal but for head_dim"
     if v[-1] != k[-1]:
-        if query.device.type == "cuda":
-            return f"value: head_dim {v[-1]} differs from key's {k[-1]}; supported on CUDA: equal ones"
-        if not 1 <= v[-1] <= CPU_MAX_HEAD_DIM:
+        on_cuda = query.device.type == "cuda"
+        if on_cuda and not is_fillable(v[-1]):
+            return f"value: head_dim {v[-1]}; supported on CUDA: multiples of 8 up to {MOST}"
+        if not on_cuda and not 1 <= v[-1] <= CPU_MAX_HEAD_DIM:
             return f"value: head_dim {v[-1]}; supported on CPU: 1 to {CPU_MAX_HEAD_DIM}"
     if k[:-3] != q[:-3]:
         return "key: its batch dimensions differ from query's; expand the smaller tensor"

@@ -25,14 +25,17 @@ from reference import (
     ELEMENTS_FOR_NORM,
     RELATIVE_ERROR,
     assert_gradients_accurate,
+    assert_gradients_match,
     assert_matches,
     reference,
     reference_gradients,
 )
 from torch import Tensor
+from torch._subclasses import FakeTensor, FakeTensorMode
 from torch.autograd import gradcheck
 
 import dhp_safe_fa
+from dhp_safe_fa import _widths
 
 # Caps that no score reaches, that most feel, and that make nearly all equal.
 SOFTCAPS = [None, 50.0, 2.0, 0.1]
@@ -78,6 +81,52 @@ def test_values_of_another_head_dim(target: Target, rng: torch.Generator, d: int
         assert_matches(out, lse, reference(q, k, v, **options), head_dim=d)
         some, same = attend(q, k, v[..., :5], **options)
         assert same_bits(some, out[..., :5]) and same_bits(same, lse)
+
+
+@pytest.fixture
+def filling(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """On the CPU, too, v and q are filled up to one width; what was."""
+    seen: list[object] = []
+    monkeypatch.setattr(_widths, "differ", lambda q, k, v: q.shape[-1] != v.shape[-1])
+    fill = _widths.fill
+    monkeypatch.setattr(_widths, "fill", lambda *given: (seen.append(given), fill(*given))[1])
+    return seen
+
+
+@pytest.mark.parametrize(("d", "dv"), [(192, 128), (64, 256), (16, 8), (24, 200)])
+def test_values_that_are_filled_up(
+    filling: list[object], target: Target, rng: torch.Generator, d: int, dv: int
+) -> None:
+    """As on CUDA, gradients too; also in packed sequences."""
+    q, k, v = inputs(rng, target, (1, 4, 2, 140, 200, d), dv)
+    for options in ({}, {"is_causal": True, "causal_offset": 60}, {"scale": 0.1}):
+        out, lse = attend(q, k, v, **options)
+        assert out.shape == (1, 4, 140, dv) and out.is_contiguous()
+        assert_matches(out, lse, reference(q, k, v, **options), head_dim=d)
+    starts = [torch.tensor([0, t.shape[2]], dtype=torch.int32, device=q.device) for t in (q, k)]
+    packed = dhp_safe_fa.attention_varlen(*(t[0].transpose(0, 1) for t in (q, k, v)), *starts, 140, 200)
+    assert same_bits(packed.transpose(0, 1)[None], attend(q, k, v)[0]) and packed.is_contiguous()
+    q = q / 3
+    grad_out = normal(rng, (1, 4, 140, dv), target)
+    got = gradients(q, k, v, grad_out, is_causal=True, causal_offset=60)
+    assert_gradients_match(got, reference_gradients(q, k, v, grad_out, is_causal=True, causal_offset=60))
+    assert filling
+
+
+def test_which_head_dims_are_filled_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On CUDA, and only what its kernels take then."""
+    with FakeTensorMode() as mode:
+
+        def on_cuda(head_dim: int) -> Tensor:
+            meta = torch.empty((1, 2, 8, head_dim), dtype=torch.float16, device="meta")
+            return FakeTensor(mode, meta, torch.device("cuda:0"))
+
+        monkeypatch.setattr(_widths, "MOST", 256)
+        assert _widths.differ(on_cuda(192), on_cuda(192), on_cuda(128))
+        for q, k, v in ((64, 64, 64), (64, 64, 20), (20, 20, 64), (64, 32, 128), (64, 64, 264), (64, 64, 0)):
+            assert not _widths.differ(on_cuda(q), on_cuda(k), on_cuda(v))
+        assert not _widths.differ(None, on_cuda(8), on_cuda(16))
+    assert not _widths.differ(torch.empty(1, 2, 8, 64), torch.empty(1, 2, 8, 64), torch.empty(1, 2, 8, 32))
 
 
 @on_the_cpu
@@ -290,5 +339,5 @@ def test_cuda_refuses(rng: torch.Generator) -> None:
         dhp_safe_fa.attention(q, k, v, softcap=5.0)
     with pytest.raises(RuntimeError, match="sinks: given; supported on CUDA: None"):
         dhp_safe_fa.attention(q, k, v, sinks=torch.zeros(2, device="cuda"))
-    with pytest.raises(RuntimeError, match="v: head_dim 32 differs from q's 64; supported on CUDA: equal ones"):
-        dhp_safe_fa.attention(q, k, v[..., :32])
+    with pytest.raises(RuntimeError, match="v: head_dim 20 differs from q's 64; supported on CUDA: equal ones"):
+        dhp_safe_fa.attention(q, k, v[..., :20])
