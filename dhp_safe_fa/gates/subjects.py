@@ -21,7 +21,7 @@ from dhp_safe_fa.bench.gradients import peers as gradient_peers
 
 from . import gradients, inputs
 from .bitwise.key_rows import gradient_ways
-from .bitwise.rows import Way, attention_ways
+from .bitwise.rows import Form, Way, attention_ways
 from .inputs import Inputs, Shape
 from .targets import BACKWARD, PEERS, require_shipped
 from .timing import inputs as timing_inputs
@@ -63,6 +63,7 @@ class Subject:
         classes: what `make` knows; among them all of inputs.CLASSES.
         tested: names of `matched` that are compared with its reference.
         row_classes: classes whose rows are computed again, and the class that is beside them.
+        forms: in which its rows are computed again (bitwise/forms.py), by name; none for a peer.
         entry: name of the kernel that is under test where a call launches others beside it; empty: all of them are.
         why_not: why a shipped kernel cannot be run, which then has no shapes; else empty.
         whole: the operator's whole call as a subject, for a gate that looks at calls, where the attributes above are of
@@ -85,6 +86,7 @@ class Subject:
     classes: tuple[str, ...] = tuple(inputs.CLASSES)
     tested: tuple[str, ...] = timing_inputs.MATCHED
     row_classes: Mapping[str, str] = field(default_factory=lambda: inputs.ROW_CLASSES)
+    forms: Mapping[str, Form] = field(default_factory=dict)
     entry: str = ""
     why_not: str = ""
     whole: Callable[[], Subject] | None = None

@@ -13,6 +13,7 @@ from harness import needs_kernels
 from dhp_safe_fa import _inspect
 from dhp_safe_fa.gates import controls, inputs, subjects, tools
 from dhp_safe_fa.gates import planted as launching
+from dhp_safe_fa.gates.bitwise.forms import FORMS
 from dhp_safe_fa.gates.families import decode, forward
 
 
@@ -66,6 +67,15 @@ def test_shapes_launch_the_decode_kernel(kernel: dict[str, object]) -> None:
     for shape in shapes:
         plan = _inspect.plan(shape.q, shape.k, shape.dtype, shape.is_causal)
         assert plan and plan["kernel"] == kernel["name"]
+
+
+@needs_kernels
+def test_rows_of_every_forward_are_computed_in_every_form() -> None:
+    forwards = [kernel for kernel in _inspect.kernels() if kernel["family"] in ("forward", "decode", "tiles")]
+    assert {str(kernel["part"]) for kernel in forwards} >= {"out", "packed out"}
+    for kernel in forwards:
+        (subject,) = subjects.shipped([str(kernel["name"])])
+        assert set(subject.call().forms) == set(FORMS), kernel["name"]
 
 
 @pytest.mark.parametrize("gate", ["counters", "bitwise", "timing"])

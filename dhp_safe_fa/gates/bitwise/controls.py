@@ -40,7 +40,9 @@ COMPANY: dict[str, Callable[[Tensor, Tensor, Shape], bool]] = {
     "rows": lambda q, k, own: q.size(2) < own.seqlen_q,
     "keys": lambda q, k, own: k.size(2) > own.seqlen_k,
     "other rows": lambda q, k, own: q.shape == own.q and not torch.equal(q, _first_inputs(own, q.device)[0]),
+    "another form": lambda q, k, own: False,  # in no call, but in what stands for a form
 }
+_FORM = "another form"
 
 
 def _first_inputs(own: Shape, device: torch.device) -> inputs.Inputs:
@@ -68,7 +70,7 @@ class PlantedAttention:
     """
 
     def __init__(self, planted: Planted, twin: str, company: str, own: Shape) -> None:
-        self._planted, self._twin, self._is_company, self._own = planted, twin, COMPANY[company], own
+        self._planted, self._twin, self._company, self._own = planted, twin, company, own
         self.subject = Subject(
             f"{_ROWS} {twin}",
             self._attend,
@@ -77,6 +79,7 @@ class PlantedAttention:
             (own,),
             attend_offset=self._attend_offset,
             outputs=("out",),
+            forms={_FORM: self._as_form},
         )
 
     def _launch(self, terms: Tensor) -> Tensor:
@@ -88,14 +91,17 @@ class PlantedAttention:
         self._planted.launch(_ROWS, self._twin, secret, out, rows)
         return out[: rows * THREADS].view(rows, THREADS)
 
-    def _rows(self, q: Tensor, k: Tensor, first: int | None) -> Outputs:
+    def _rows(self, q: Tensor, k: Tensor, first: int | None, is_form: bool = False) -> Outputs:
         terms = _terms(q, k, first).flatten(0, 2)
-        is_split = self._is_company(q, k, self._own)
+        is_split = self._company == _FORM if is_form else COMPANY[self._company](q, k, self._own)
         rows = torch.cat([self._launch(row) for row in terms.split(1)]) if is_split else self._launch(terms)
         return (rows.view(q.shape),)
 
     def _attend(self, given: inputs.Inputs, is_causal: bool) -> Outputs:
         return self._rows(given[0], given[1], 0 if is_causal else None)
+
+    def _as_form(self, given: inputs.Inputs, stranger: inputs.Inputs, is_causal: bool) -> Outputs:
+        return self._rows(given[0], given[1], 0 if is_causal else None, is_form=True)
 
     def _attend_offset(self, given: inputs.Inputs, causal_offset: int) -> Outputs:
         return self._rows(given[0], given[1], causal_offset)

@@ -1,15 +1,17 @@
 """Row invariance: the bits of an output row depend on its query and on the keys and values it sees, on nothing else.
 
 A row is computed again in other company: other batches and heads beside it, fewer query rows, or alone, fewer and
-more keys that it must not see. The ways that need no causal_offset are open to peers, too. Rows of keys, which
-gradients have, are in key_rows.py.
+more keys that it must not see; and in the other forms that the operator has (forms.py). The ways that need no
+causal_offset are open to peers, too. Rows of keys, which gradients have, are in key_rows.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from functools import partial
+from types import MappingProxyType
+from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 
@@ -29,6 +31,9 @@ KEYED = (1, 2)
 KEYED_OUTPUTS = ("dk", "dv")
 
 ALL = slice(None)
+
+# (inputs, stranger, is_causal) -> all outputs, computed in another form, with the stranger's values beside
+Form: TypeAlias = Callable[[Inputs, Inputs, bool], Outputs]
 
 
 @dataclass(frozen=True)
@@ -202,10 +207,21 @@ def _offsets(of: Side, attend: AttendOffset, inputs: Inputs, stranger: Inputs) -
         yield Way(f"{more} more keys", padded(more), whole, of.names)
 
 
-def query_ways(of: Side, inputs: Inputs, stranger: Inputs, is_causal: bool) -> list[Way]:
+def _forms(
+    of: Side, forms: Mapping[str, Form], inputs: Inputs, stranger: Inputs, is_causal: bool, whole: Outputs
+) -> Iterator[Way]:
+    """All rows in other forms, of a side that has all outputs."""
+    for name, form in forms.items():
+        yield Way(f"as {name}", partial(form, inputs, stranger, is_causal), whole, of.names)
+
+
+def query_ways(
+    of: Side, inputs: Inputs, stranger: Inputs, is_causal: bool, forms: Mapping[str, Form] = MappingProxyType({})
+) -> list[Way]:
     """The ways to compute rows of queries: all that the subject can compute, with a causal_offset if it takes one."""
     whole = kept(of.attend(inputs, is_causal))
     ways = [*company(of, inputs, stranger, is_causal, whole), *_rows(of, inputs, stranger, is_causal, whole)]
+    ways += _forms(of, forms, inputs, stranger, is_causal, whole)
     if is_causal and of.attend_offset is not None:
         ways += _offsets(of, of.attend_offset, inputs, stranger)
     return ways
@@ -218,7 +234,7 @@ def attention_ways(subject: Subject, inputs: Inputs, stranger: Inputs, is_causal
         inputs: q, k, v.
         stranger: other values, same shapes: the company.
     """
-    return query_ways(side(subject, keyed=False), inputs, stranger, is_causal)
+    return query_ways(side(subject, keyed=False), inputs, stranger, is_causal, subject.forms)
 
 
 def recompute(names: tuple[str, ...], ways: Sequence[Way]) -> Rows:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from itertools import product
 from typing import Any
 
+from ..bitwise.forms import FORMS
 from ..inputs import Shape
 from ..subjects import Subject
 from ..tools import NotRun
@@ -33,4 +34,5 @@ def shapes_of(kernel: dict[str, Any]) -> tuple[Shape, ...]:
 
 def subject(kernel: dict[str, Any]) -> Subject:
     name, sha256 = str(kernel["name"]), str(kernel["cubin_sha256"])
-    return Subject(name, forward.attend, nullcontext, (name,), shapes_of(kernel), sha256, forward.attend_offset)
+    shapes = shapes_of(kernel)
+    return Subject(name, forward.attend, nullcontext, (name,), shapes, sha256, forward.attend_offset, forms=FORMS)

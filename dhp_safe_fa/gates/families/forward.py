@@ -10,6 +10,7 @@ from torch import Tensor
 import dhp_safe_fa
 from dhp_safe_fa import _inspect
 
+from ..bitwise.forms import FORMS
 from ..inputs import Inputs, Shape
 from ..shapes import shapes_that
 from ..subjects import Subject
@@ -40,4 +41,4 @@ def subject(kernel: dict[str, Any]) -> Subject:
 
         return subject_of(kernel, kernel)
     name, sha256 = str(kernel["name"]), str(kernel["cubin_sha256"])
-    return Subject(name, attend, nullcontext, (name,), shapes_of(kernel), sha256, attend_offset)
+    return Subject(name, attend, nullcontext, (name,), shapes_of(kernel), sha256, attend_offset, forms=FORMS)

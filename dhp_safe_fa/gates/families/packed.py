@@ -17,6 +17,7 @@ from torch import Tensor
 import dhp_safe_fa
 from dhp_safe_fa import _inspect
 
+from ..bitwise.forms import FORMS
 from ..inputs import Inputs, Shape
 from ..shapes import shapes_that
 from ..subjects import Subject
@@ -59,7 +60,7 @@ def subject_of(kernel: dict[str, Any], reader: dict[str, Any]) -> Subject:
     shapes = shapes_that(lambda shape: _planned(shape) == reader["name"], reader)
 
     def whole() -> Subject:
-        call = Subject(" ".join(launched), attend, nullcontext, launched, shapes)
+        call = Subject(" ".join(launched), attend, nullcontext, launched, shapes, forms=FORMS)
         return replace(call, launches=lambda shape: [(one, entries[one]) for one in (first, _planned(shape))])
 
     name, sha256 = str(kernel["name"]), str(kernel["cubin_sha256"])

@@ -5,8 +5,10 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
+from functools import partial
 from random import Random
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -18,6 +20,7 @@ from dhp_safe_fa.gates.bitwise import gate as bitwise
 from dhp_safe_fa.gates.bitwise import load as bitwise_load
 from dhp_safe_fa.gates.bitwise import rows as bitwise_rows
 from dhp_safe_fa.gates.bitwise.compare import compare_outputs, compare_runs, first_difference, repeat
+from dhp_safe_fa.gates.bitwise.forms import FORMS
 from dhp_safe_fa.gates.bitwise.memory import PoisonedBlocks, WrongMemory, free_sizes
 from dhp_safe_fa.gates.bitwise.rows import Rows
 from dhp_safe_fa.gates.families import forward
@@ -161,6 +164,75 @@ def test_the_operator_is_row_invariant_on_every_class(own: str, company: str, dt
     subject = Subject("ours", ours, nullcontext, ("ours",), (shape,), "", forward.attend_offset)
     found = bitwise_rows.rows_of_shape(subject, shape, own, company, seed=1, device="cpu")
     assert (found.differing, found.refused) == ([], [])
+
+
+# ---- forms -----------------------------------------------------------------------------------------------------------
+
+
+def in_forms(shape: Shape, own: str = "normal", company: str = "normal") -> Rows:
+    subject = Subject("ours", ours, nullcontext, ("ours",), (shape,), forms=FORMS)
+    everything = bitwise_rows.rows_of_shape(subject, shape, own, company, seed=1, device="cpu")
+    ways = [line for line in everything.differing if line.startswith("as ")]
+    assert everything.refused == [] and len(ways) == len(everything.differing), "what is not of the forms holds"
+    return everything
+
+
+@pytest.mark.parametrize("shape", [*SHAPES, Shape(3, 8, 1, 3, 700, 128, "bfloat16", False)], ids=str)
+def test_rows_are_the_same_in_every_form(shape: Shape) -> None:
+    found = in_forms(shape)
+    assert found.differing == [] and found.ways == rows(shape, ours).ways + len(FORMS)
+
+
+@pytest.mark.parametrize(("own", "company"), inputs.ROW_CLASSES.items())
+def test_forms_of_every_class(own: str, company: str) -> None:
+    assert in_forms(Shape(2, 2, 1, 150, 300, 64, "float16", True), own, company).differing == []
+
+
+Packed = Callable[..., tuple[Tensor, Tensor]]
+
+
+def as_one(run: Packed, q: Tensor, k: Tensor, v: Tensor, *lengths: Any, **options: Any) -> Any:
+    """Sequences are not told apart."""
+    if "page_table" not in options:
+        starts = (torch.tensor([0, t.shape[0]], dtype=torch.int32) for t in (q, k))
+        lengths = (*starts, q.shape[0], k.shape[0])
+    return run(q, k, v, *lengths, **options)
+
+
+def in_order(run: Packed, *given: Any, page_table: Any = None, **options: Any) -> Any:
+    """The table of pages is not looked at."""
+    if page_table is not None:
+        page_table = torch.arange(page_table.numel(), dtype=torch.int32).view(page_table.shape)
+    return run(*given, page_table=page_table, **options)
+
+
+def split_in_small_pages(run: Packed, q: Tensor, k: Tensor, *given: Any, **options: Any) -> Any:
+    """A last bit that depends on the size of pages."""
+    out, lse = run(q, k, *given, **options)
+    return out, lse * (1 + (k.dim() == 4 and k.shape[1] == 16) * 2**-22)
+
+
+def to_the_end(run: Packed, *given: Any, seqused_k: Any = None, **options: Any) -> Any:
+    """All of a sequence's pages count."""
+    if seqused_k is not None:
+        seqused_k = torch.full_like(seqused_k, options["page_table"].shape[1] * given[1].shape[1])
+        given = (*given[:-1], int(seqused_k.max()))
+    return run(*given, seqused_k=seqused_k, **options)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "forms"),
+    [
+        (as_one, {"packed sequences"}),
+        (in_order, {"pages of 16 keys", "pages of 256 keys"}),
+        (split_in_small_pages, {"pages of 16 keys"}),
+        (to_the_end, {"pages of 16 keys", "pages of 256 keys"}),
+    ],
+)
+def test_each_form_finds_its_fault(wrong: Any, forms: set[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dhp_safe_fa, "attention_varlen_lse", partial(wrong, dhp_safe_fa.attention_varlen_lse))
+    problems = in_forms(Shape(2, 4, 2, 150, 300, 64, "float16", False)).differing
+    assert {problem.partition(":")[0] for problem in problems} == {f"as {form}" for form in forms}
 
 
 def test_outputs_that_share_their_memory_are_not_compared_with_themselves() -> None:

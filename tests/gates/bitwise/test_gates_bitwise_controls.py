@@ -34,8 +34,8 @@ def test_rows_that_depend_on_their_company_are_found(company: str) -> None:
 def test_a_gate_that_does_not_look_at_some_company_is_noticed(blind_to: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The planted attention goes the way of a shipped kernel: what is left out there, the control shows."""
     words = {"batches": ("batch",), "heads": ("head",), "rows": ("the first", "the last", "alone", "only the keys"),
-             "keys": ("more",), "other rows": ("other rows",)}[blind_to]  # fmt: skip
-    for name in ("company", "_rows", "_offsets"):
+             "keys": ("more",), "other rows": ("other rows",), "another form": ("as another",)}[blind_to]  # fmt: skip
+    for name in ("company", "_rows", "_forms", "_offsets"):
         ways = getattr(bitwise_rows, name)
 
         def fewer(*given: object, ways: Callable[..., Iterator[bitwise_rows.Way]] = ways) -> list[bitwise_rows.Way]:
