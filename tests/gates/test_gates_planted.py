@@ -5,16 +5,18 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable
 from contextlib import nullcontext
+from typing import Any
 
 import pytest
 import torch
 from harness import needs_kernels
 
+import dhp_safe_fa
 from dhp_safe_fa import _inspect
 from dhp_safe_fa.gates import controls, inputs, subjects, tools
 from dhp_safe_fa.gates import planted as launching
 from dhp_safe_fa.gates.bitwise.forms import FORMS
-from dhp_safe_fa.gates.families import decode, forward
+from dhp_safe_fa.gates.families import decode, forward, packed
 
 
 def pretend(monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int]) -> None:
@@ -76,6 +78,34 @@ def test_rows_of_every_forward_are_computed_in_every_form() -> None:
     for kernel in forwards:
         (subject,) = subjects.shipped([str(kernel["name"])])
         assert set(subject.call().forms) == set(FORMS), kernel["name"]
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        inputs.Shape(2, 4, 4, 50, 70, 64, "float16", True),
+        inputs.Shape(2, 4, 1, 64, 96, 56, "bfloat16", False),
+        inputs.Shape(1, 4, 2, 33, 45, 64, "float16", True),
+    ],
+    ids=str,
+)
+def test_packed_inputs_are_views(shape: inputs.Shape, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is copied in a call that is counted or timed; grouped heads have keys in pages, if these are full."""
+    given = packed.make("normal", shape, 1, "cpu")
+    called: list[tuple[Any, dict[str, Any]]] = []
+    run = dhp_safe_fa.attention_varlen_lse
+    monkeypatch.setattr(
+        dhp_safe_fa, "attention_varlen_lse", lambda *a, **o: (called.append((a, o)), run(*a, **o))[1]
+    )
+    got = packed.attend(given, shape.is_causal)
+    ((tensors, options),) = called
+    assert [t.data_ptr() for t in tensors[:3]] == [t.data_ptr() for t in given]
+    assert (options["page_table"] is not None) == (shape.heads_k == 1)
+    for found, want in zip(got, dhp_safe_fa.attention_lse(*given, is_causal=shape.is_causal), strict=True):
+        assert torch.equal(found, want)
+    for contents in (packed.matched(shape, 1, "cpu"), packed.power(shape, 1, "cpu")):
+        for q, k, v in contents.values():
+            assert all(t.clone().transpose(1, 2).is_contiguous() for t in (q, k, v))
 
 
 @pytest.mark.parametrize("gate", ["counters", "bitwise", "timing"])

@@ -1,7 +1,8 @@
 """The forward of packed sequences under test: a batch as sequences one behind the other, all as long as the others, so
-that rows can be held to those of any other call.
+that rows can be held to those of any other call. Where heads are grouped, the keys are a cache in pages.
 
-The operator wants [tokens, H, D], so each call begins with copies of q, k and v, by kernels that are not ours.
+The operator wants [tokens, H, D]. Inputs are stored so that this is a view of them: a copy would be a launch that is
+not ours among those that are counted and timed.
 """
 
 from __future__ import annotations
@@ -17,15 +18,28 @@ from torch import Tensor
 import dhp_safe_fa
 from dhp_safe_fa import _inspect
 
+from .. import inputs as inputs_of
 from ..bitwise.forms import FORMS
 from ..inputs import Inputs, Shape
 from ..shapes import shapes_that
 from ..subjects import Subject
+from ..timing import inputs as timing_inputs
 
 
 @lru_cache(maxsize=64)
 def _lengths(batch: int, seqlen: int, device: torch.device) -> Tensor:
     return torch.arange(0, (batch + 1) * seqlen, max(seqlen, 1), dtype=torch.int32, device=device)[: batch + 1]
+
+
+# Of the pages in which keys lie where heads are grouped: the smallest, of which a tile of keys has the most.
+PAGE = 16
+
+
+@lru_cache(maxsize=64)
+def _pages(batch: int, seqlen: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """page_table and seqused_k: every sequence has its own pages, one behind the other."""
+    table = torch.arange(batch * seqlen // PAGE, dtype=torch.int32, device=device).view(batch, -1)
+    return table, torch.full((batch,), seqlen, dtype=torch.int32, device=device)
 
 
 def _packed(t: Tensor) -> Tensor:
@@ -34,15 +48,46 @@ def _packed(t: Tensor) -> Tensor:
     return t.transpose(1, 2).reshape(b * s, h, d)
 
 
+def _are_paged(q: Tensor, k: Tensor) -> bool:
+    return k.size(1) < q.size(1) and k.size(2) > 0 and k.size(2) % PAGE == 0
+
+
 def attend(inputs: Inputs, is_causal: bool) -> tuple[Tensor, ...]:
-    q, k, v = inputs
-    b, h, sq, d = q.shape
-    sk = k.shape[2]
-    places = _lengths(b, sq, q.device), _lengths(b, sk, q.device), sq, sk
+    b, h, sq, d = inputs[0].shape
+    sk, device = inputs[1].size(2), inputs[0].device
+    q, k, v = map(_packed, inputs)
+    begins_k: Tensor | None = _lengths(b, sk, device)
+    table = used = None
+    if _are_paged(*inputs[:2]):
+        begins_k, (table, used) = None, _pages(b, sk, device)
+        k, v = (t.view(-1, PAGE, *t.shape[1:]) for t in (k, v))
     out, lse = dhp_safe_fa.attention_varlen_lse(
-        _packed(q), _packed(k), _packed(v), *places, is_causal=is_causal, alignment="top-left"
+        *(q, k, v, _lengths(b, sq, device), begins_k, sq, sk),
+        is_causal=is_causal,
+        alignment="top-left",
+        page_table=table,
+        seqused_k=used,
     )
     return out.reshape(b, sq, h, d).transpose(1, 2), lse.reshape(h, b, sq).transpose(0, 1)
+
+
+def _stored_by_tokens(inputs: Inputs) -> Inputs:
+    return tuple(t.transpose(1, 2).contiguous().transpose(1, 2) for t in inputs)
+
+
+def make(name: str, shape: Shape, seed: int, device: str) -> Inputs:
+    """As inputs.make, stored [B, S, H, D]."""
+    return _stored_by_tokens(inputs_of.make(name, shape, seed, device))
+
+
+def matched(shape: Shape, seed: int, device: str) -> dict[str, Inputs]:
+    """As timing_inputs.matched, stored [B, S, H, D]."""
+    return {name: _stored_by_tokens(one) for name, one in timing_inputs.matched(shape, seed, device).items()}
+
+
+def power(shape: Shape, seed: int, device: str) -> dict[str, Inputs]:
+    """As timing_inputs.power, stored [B, S, H, D]."""
+    return {name: _stored_by_tokens(one) for name, one in timing_inputs.power(shape, seed, device).items()}
 
 
 def _planned(shape: Shape) -> str:
@@ -59,9 +104,29 @@ def subject_of(kernel: dict[str, Any], reader: dict[str, Any]) -> Subject:
     launched = (first, str(reader["name"]))
     shapes = shapes_that(lambda shape: _planned(shape) == reader["name"], reader)
 
-    def whole() -> Subject:
-        call = Subject(" ".join(launched), attend, nullcontext, launched, shapes, forms=FORMS)
-        return replace(call, launches=lambda shape: [(one, entries[one]) for one in (first, _planned(shape))])
-
     name, sha256 = str(kernel["name"]), str(kernel["cubin_sha256"])
-    return Subject(name, attend, nullcontext, (name,), shapes, sha256, entry=str(kernel["entry"]), whole=whole)
+    subject = Subject(
+        name,
+        attend,
+        nullcontext,
+        (name,),
+        shapes,
+        sha256,
+        make=make,
+        matched=matched,
+        power=power,
+        forms=FORMS,
+        entry=str(kernel["entry"]),
+    )
+
+    def whole() -> Subject:
+        return replace(
+            subject,
+            name=" ".join(launched),
+            kernels=launched,
+            cubin_sha256="",
+            entry="",
+            launches=lambda shape: [(one, entries[one]) for one in (first, _planned(shape))],
+        )
+
+    return replace(subject, whole=whole)
