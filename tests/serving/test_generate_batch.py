@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 import torch
-from harness import same_bits
+from harness import needs_hopper, needs_kernels, same_bits
 from small_models import GREEDY, MODELS, SIZES, WINDOW, alone, build, options_of, prompts
 from torch import Tensor
+from torch._subclasses import FakeTensor, FakeTensorMode
 from transformers import AttentionInterface, CompileConfig, Gemma3Config, LlamaConfig, LlamaForCausalLM
 from transformers.generation import ContinuousBatchingConfig, GenerationConfig
 from transformers.generation.continuous_batching.input_outputs import ContinuousBatchingIOs
@@ -19,7 +20,7 @@ from transformers.masking_utils import create_causal_mask
 
 import dhp_safe_fa
 from dhp_safe_fa.integrations.transformers import NAME, PAGED_NAME, serving
-from dhp_safe_fa.integrations.transformers.paged import _whole_groups, paged_attention_forward
+from dhp_safe_fa.integrations.transformers.paged import CPU_PLACES, _places_of, _whole_groups, paged_attention_forward
 
 # Shorter than the window, longer than it, and longer than the CPU kernels' groups of keys.
 LENGTHS = (3, 150, 40, 1, 77)
@@ -142,12 +143,49 @@ def test_windows_over_segments(rng: torch.Generator, kept: int) -> None:
     for first in (60, 4050, 4080, 4096, 4100, 4170, 8190, 8260):
         cached = slice(max(first - kept, 0), first + chunk)
         ends_q, ends_k = (torch.tensor([0, n], dtype=torch.int32) for n in (chunk, cached.stop - cached.start))
-        rows, begins = _whole_groups(ends_q, ends_k, torch.arange(first, first + chunk)[None])
+        rows, begins = _whole_groups(ends_q, ends_k, torch.arange(first, first + chunk)[None], CPU_PLACES)
         own = [t[0, :, cached].transpose(0, 1)[rows] for t in (k, v)]
         queries = q[0, :, first : first + chunk].transpose(0, 1)
         options: Any = {"is_causal": True, "window": window}
         out = dhp_safe_fa.attention_varlen(queries, *own, ends_q, begins, chunk, int(begins[-1]), **options)
         assert same_bits(out.transpose(0, 1), want[0, :, first : first + chunk])
+
+
+@needs_hopper
+@pytest.mark.parametrize("tokens_at_a_time", [TOGETHER, CUT])
+@pytest.mark.parametrize("name", ["llama", "mistral"])
+def test_on_cuda(name: str, tokens_at_a_time: int, rng: torch.Generator, requests_of: Any) -> None:
+    """Without graphs, which cannot be looked into."""
+    model, texts = build(name, rng, torch.bfloat16).cuda(), prompts(rng, *LENGTHS)
+    with serving(model):
+        results = generate_batch(model, texts, tokens_at_a_time, use_cuda_graph=False, use_async_batching=False)
+    assert all(result.error is None for result in results)
+    assert have_the_bits_they_have_alone(requests_of[0])
+
+
+@needs_hopper
+def test_graphs_on_cuda(rng: torch.Generator) -> None:
+    """The same tokens as without; a window cannot be in one."""
+    model, texts = build("llama", rng, torch.bfloat16).cuda(), prompts(rng, *LENGTHS)
+    with serving(model):
+        eager, graphs = (
+            generate_batch(model, texts, use_cuda_graph=graph, use_async_batching=False) for graph in (False, True)
+        )
+    assert [result.generated_tokens for result in graphs] == [result.generated_tokens for result in eager]
+    model = build("mistral", rng, torch.bfloat16).cuda()
+    with serving(model):
+        results = generate_batch(model, texts, use_cuda_graph=True, use_async_batching=False)
+    assert all("a sliding window in a CUDA graph" in result.error for result in results)
+
+
+@needs_kernels
+@pytest.mark.parametrize(("head_dim", "tile"), [(32, 128), (64, 128), (128, 128), (136, 80), (256, 80)])
+def test_where_groups_of_keys_begin(head_dim: int, tile: int) -> None:
+    """As docs/kernel.md says of the kernels."""
+    with FakeTensorMode() as mode:
+        meta = torch.empty((5, 2, head_dim), dtype=torch.bfloat16, device="meta")
+        assert _places_of(FakeTensor(mode, meta, torch.device("cuda:0"))).group == tile
+    assert _places_of(torch.empty(5, 2, head_dim)) == CPU_PLACES
 
 
 def test_pages_that_requests_share(rng: torch.Generator, requests_of: Any) -> None:
@@ -251,4 +289,4 @@ def test_masks_that_are_refused(rng: torch.Generator) -> None:
 def test_a_window_without_positions_is_refused() -> None:
     begins = torch.tensor([0, 5], dtype=torch.int32)
     with pytest.raises(ValueError, match="not given position_ids"):
-        _whole_groups(begins, begins, None)
+        _whole_groups(begins, begins, None, CPU_PLACES)

@@ -12,13 +12,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.masking_utils import causal_mask_function
 
+from dhp_safe_fa import _inspect
 from dhp_safe_fa._ops import attention_varlen
 from dhp_safe_fa.integrations.transformers.attention import operator_options
 from dhp_safe_fa.integrations.transformers.masks import NAME, MaskFunction, Pattern, pattern_of, refuse, refuse_window
@@ -27,9 +28,18 @@ from dhp_safe_fa.integrations.transformers.masks import NAME, MaskFunction, Patt
 # with the digits 2 or 3 behind it for the libraries of these versions.
 PAGED_NAME = "dhp_flash_paged"
 
-# The CPU kernels add up keys in groups of so many from a call's first key on (DHP_CPU_TILE_K in csrc/cpu/tile.h), and
-# fold segments of so many (DHP_SEGMENT_KEYS in csrc/cpu/segments.h): a row's bits depend on where these begin.
-GROUP, SEGMENT = 96, 4096
+
+class Places(NamedTuple):
+    """A row's bits depend on where, from a call's first key on, groups of so many keys begin, and segments of so many,
+    which are folded."""
+
+    group: int
+    segment: int
+
+
+# DHP_CPU_TILE_K in csrc/cpu/tile.h, DHP_SEGMENT_KEYS in csrc/cpu/segments.h.
+CPU_PLACES = Places(96, 4096)
+_NO_SEGMENTS = 2**40  # on CUDA a row is one chain; more keys than there can be
 
 
 @contextmanager
@@ -37,7 +47,7 @@ def serving(model: PreTrainedModel) -> Iterator[PreTrainedModel]:
     """Within the block the model's generate_batch, and managers of continuous batching, run through dhp.
 
     Args:
-        model: with attn_implementation="dhp", on the CPU. Other calls of it are refused within the block.
+        model: with attn_implementation="dhp". Other calls of it are refused within the block.
 
     Raises:
         ValueError: another model. What the requests ask for and is not served is in their results, as their error.
@@ -45,8 +55,8 @@ def serving(model: PreTrainedModel) -> Iterator[PreTrainedModel]:
     config = model.config
     if config._attn_implementation != NAME:
         refuse(f"the model has attn_implementation={config._attn_implementation!r}; load it with {NAME!r} to serve it")
-    if model.device.type != "cpu":
-        refuse(f"continuous batching on {model.device.type}, where attention_varlen is not; supported: the CPU")
+    if model.device.type not in ("cpu", "cuda"):
+        refuse(f"continuous batching on {model.device.type}, where attention_varlen is not; supported: cpu, cuda")
     # Not set_attn_implementation, which looks for a library behind a name with "flash" in it. One name goes to all
     # parts of a model (language, vision); a name for each brings back what they had.
     parts = {name: getattr(config, name)._attn_implementation for name in config.sub_configs if getattr(config, name)}
@@ -108,12 +118,25 @@ def paged_attention_forward(
     q, k, v = (t[0].transpose(0, 1) for t in (query, key, value))  # [tokens, H, D]
     begins_q, begins_k, longest_k = (options[name] for name in ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_k"))
     if attention_mask.window is not None:
-        rows, begins_k = _whole_groups(begins_q, begins_k, options.get("position_ids"))
+        if q.is_cuda and torch.cuda.is_current_stream_capturing():
+            refuse("a sliding window in a CUDA graph; supported: ContinuousBatchingConfig(use_cuda_graph=False)")
+        rows, begins_k = _whole_groups(begins_q, begins_k, options.get("position_ids"), _places_of(q))
         k, v, longest_k = k[rows], v[rows], int(begins_k.diff().max())
     return attention_varlen(q, k, v, begins_q, begins_k, options["max_length_q"], longest_k, **common)[None], None
 
 
-def _whole_groups(begins_q: Tensor, begins_k: Tensor, position_ids: Tensor | None) -> tuple[Tensor, Tensor]:
+def _places_of(q: Tensor) -> Places:
+    """On CUDA a group is a key tile of the kernels that serve q's head_dim."""
+    if not q.is_cuda:
+        return CPU_PLACES
+    packed = [kernel for kernel in _inspect.kernels() if kernel["part"] == "packed out"]
+    fitting = min((k for k in packed if k["head_dim"] >= q.shape[-1]), key=lambda kernel: int(kernel["head_dim"]))
+    return Places(int(fitting["tile_k"]), _NO_SEGMENTS)
+
+
+def _whole_groups(
+    begins_q: Tensor, begins_k: Tensor, position_ids: Tensor | None, places: Places
+) -> tuple[Tensor, Tensor]:
     """Of a cache that keeps a window: which rows of k to take, and where each request begins among them.
 
     Each request gets as many keys more in front, which the window hides, as there are between its first key and the
@@ -126,11 +149,11 @@ def _whole_groups(begins_q: Tensor, begins_k: Tensor, position_ids: Tensor | Non
     # Under torch.compile there are requests of no length behind the last token.
     first_query = begins_q[:-1].long().clamp(max=position_ids.numel() - 1)
     first_key = position_ids.flatten()[first_query] - (lengths_k - lengths_q)
-    front = first_key % GROUP
-    is_whole = (first_key % SEGMENT + lengths_k <= SEGMENT) & (front + lengths_k <= SEGMENT)
-    front = torch.where(is_whole, front, first_key % math.lcm(GROUP, SEGMENT))
+    front = first_key % places.group
+    is_whole = (first_key % places.segment + lengths_k <= places.segment) & (front + lengths_k <= places.segment)
+    front = torch.where(is_whole, front, first_key % math.lcm(*places))
     lengths = lengths_k + front
     begins = torch.nn.functional.pad(lengths.cumsum(0), (1, 0)).int()
     first = begins_k[:-1].repeat_interleave(lengths)
-    rows = torch.arange(int(begins[-1])) - (begins[:-1] + front - begins_k[:-1]).repeat_interleave(lengths)
-    return rows.maximum(first), begins
+    moved = (begins[:-1] + front - begins_k[:-1]).repeat_interleave(lengths)
+    return (torch.arange(int(begins[-1]), device=begins.device) - moved).maximum(first), begins
