@@ -6,6 +6,7 @@ dhp_safe_fa/_operator.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
@@ -70,6 +71,19 @@ def _run(operator: torch._ops.OpOverload[..., Any], q: Tensor, k: Tensor, v: Ten
             _exclude(_AUTOGRAD, False)
 
 
+def _asked(question: Callable[..., bool], *given: object) -> bool:
+    """Of tensors, without a function mode seeing it: what it sees are calls."""
+    if torch.compiler.is_compiling() or not torch._C._is_torch_function_mode_enabled():
+        return question(*given)
+    with torch._C.DisableTorchFunction():
+        return question(*given)
+
+
+def _is_plain(softcap: float | None, sinks: Tensor | None) -> bool:
+    """Neither is there."""
+    return not softcap and sinks is None
+
+
 def _sides(window: tuple[int, int], operator: str = "attention") -> tuple[int, int]:
     if len(window) != 2:
         refuse(operator, f"window: {window}; expected (left, right), two numbers of keys")
@@ -120,9 +134,9 @@ def attention(
             forward-mode differentiation, and when a gradient is differentiated again.
     """
     values = v
-    if _widths.differ(q, k, v):
+    if _asked(_widths.differ, q, k, v):
         q, k, v, scale = _widths.fill(q, k, v, scale)
-    if window != _NO_WINDOW and not softcap and sinks is None and _windows.are_packed(q, k, v, _sides(window)):
+    if window != _NO_WINDOW and _is_plain(softcap, sinks) and _asked(_windows.are_packed, q, k, v, _sides(window)):
         out, _ = _windows.attend(q, k, v, is_causal, scale, causal_offset, window)
     else:
         options = (is_causal, scale, causal_offset, *_sides(window), softcap, sinks)
@@ -155,9 +169,9 @@ def attention_lse(
         RuntimeError: as :func:`attention`.
     """
     values = v
-    if _widths.differ(q, k, v):
+    if _asked(_widths.differ, q, k, v):
         q, k, v, scale = _widths.fill(q, k, v, scale)
-    if window != _NO_WINDOW and not softcap and sinks is None and _windows.are_packed(q, k, v, _sides(window)):
+    if window != _NO_WINDOW and _is_plain(softcap, sinks) and _asked(_windows.are_packed, q, k, v, _sides(window)):
         out, lse = _windows.attend(q, k, v, is_causal, scale, causal_offset, window)
     else:
         options = (is_causal, scale, causal_offset, *_sides(window), softcap, sinks)
@@ -287,7 +301,7 @@ def attention_varlen_lse(
     places = alignment == "bottom-right", *_sides(window, VARLEN)
     rest = softcap, seqused_k, page_table, leftpad_k, sinks
     values = v
-    if page_table is None and _widths.differ(q, k, v):
+    if page_table is None and _asked(_widths.differ, q, k, v):
         q, k, v, scale = _widths.fill(q, k, v, scale)
     out, lse = torch.ops.dhp.attention_varlen(q, k, v, *sequences, is_causal, scale, *places, *rest)
     return (out if v is values else _widths.narrow(out, values)), lse

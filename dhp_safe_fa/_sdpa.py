@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from dhp_safe_fa import _inspect
-from dhp_safe_fa._operator.schema import AUTOCAST, CPU_MAX_HEAD_DIM, DTYPES, HALVES
+from dhp_safe_fa._operator.schema import AUTOCAST, CPU_MAX_HEAD_DIM, CUDA_MAX_HEAD_DIM, DTYPES, HALVES
 from dhp_safe_fa._ops import attention
-from dhp_safe_fa._widths import MOST, is_fillable
+from dhp_safe_fa._widths import is_fillable
 
 Attend = Callable[..., Tensor]
 
@@ -41,7 +41,7 @@ def sdpa(
         query: [..., Hq, Sq, D]; dtypes and head_dims as :func:`dhp_safe_fa.attention`. Rank 2 is one head, rank 3 has
             no batch, from rank 5 on all leading dimensions are batch.
         key: [..., Hk, Sk, D], leading dimensions as query's.
-        value: [..., Hk, Sk, D].
+        value: [..., Hk, Sk, Dv].
         attn_mask: must be None. is_causal, or the causal_offset of :func:`dhp_safe_fa.attention`, needs no mask.
         dropout_p: must be 0.
         is_causal: query i sees key j only if j <= i, counted from the first query and the first key.
@@ -49,7 +49,7 @@ def sdpa(
         enable_gqa: must be True where Hq differs from Hk; Hk then divides Hq.
 
     Returns:
-        [..., Hq, Sq, D], query's dtype; differentiable as :func:`dhp_safe_fa.attention`.
+        [..., Hq, Sq, Dv], query's dtype; differentiable as :func:`dhp_safe_fa.attention`.
 
     Raises:
         RuntimeError: names the argument, what was given, what is supported and what to use instead.
@@ -141,7 +141,7 @@ def _wrong_place(query: Tensor, key: Tensor, value: Tensor) -> str | None:
         if gpu is not None:
             return f"device: {gpu}"
         if not is_fillable(head_dim):
-            return f"query: head_dim {head_dim}; supported on CUDA: multiples of 8 up to {MOST}"
+            return f"query: head_dim {head_dim}; supported on CUDA: multiples of 8 up to {CUDA_MAX_HEAD_DIM}"
     elif not 1 <= head_dim <= CPU_MAX_HEAD_DIM:
         return f"query: head_dim {head_dim}; supported on CPU: 1 to {CPU_MAX_HEAD_DIM}"
     return None
@@ -158,7 +158,7 @@ def _wrong_shape(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) ->
     if v[-1] != k[-1]:
         on_cuda = query.device.type == "cuda"
         if on_cuda and not is_fillable(v[-1]):
-            return f"value: head_dim {v[-1]}; supported on CUDA: multiples of 8 up to {MOST}"
+            return f"value: head_dim {v[-1]}; supported on CUDA: multiples of 8 up to {CUDA_MAX_HEAD_DIM}"
         if not on_cuda and not 1 <= v[-1] <= CPU_MAX_HEAD_DIM:
             return f"value: head_dim {v[-1]}; supported on CPU: 1 to {CPU_MAX_HEAD_DIM}"
     if k[:-3] != q[:-3]:

@@ -11,16 +11,15 @@ from typing import NamedTuple
 import torch.nn.functional as F
 from torch import Tensor
 
-from dhp_safe_fa import _inspect
+from dhp_safe_fa._operator.schema import CUDA_MAX_HEAD_DIM
 
-MOST = int(_inspect.build_info()["max_head_dim_cuda"])
 # TMA's alignment of rows: 16 bytes, of two bytes each.
 _STEP = 8
 
 
 def is_fillable(head_dim: int) -> bool:
     """Whether kernels on CUDA take it, filled up or as it is."""
-    return 0 < head_dim <= MOST and head_dim % _STEP == 0
+    return 0 < head_dim <= CUDA_MAX_HEAD_DIM and head_dim % _STEP == 0
 
 
 def differ(q: object, k: object, v: object) -> bool:

@@ -5,6 +5,7 @@ Schemas are defined here because the stable ABI of torch 2.10 cannot set tags fr
 
 from __future__ import annotations
 
+import importlib
 from pathlib import Path
 from typing import NoReturn
 
@@ -23,7 +24,7 @@ OPERATORS = {"attention": "Tensor", "attention_lse": "(Tensor out, Tensor lse)"}
 BACKWARD = "attention_backward"
 # The gradient of sinks, of either: [H].
 SINKS_BACKWARD = "attention_sinks_backward"
-# Attention within packed sequences, on the CPU, and its derivative.
+# Attention within packed sequences, and its derivative.
 VARLEN = "attention_varlen"
 VARLEN_BACKWARD = "attention_varlen_backward"
 BACKWARDS = (BACKWARD, VARLEN_BACKWARD, SINKS_BACKWARD)
@@ -84,3 +85,7 @@ def _load() -> None:
 
 
 _load()
+
+# Of the kernels of this build; 0 without any. Asked once, because torch.compile cannot look into the module that knows,
+# and only now: what does not load has been said by the line above.
+CUDA_MAX_HEAD_DIM = int(importlib.import_module("dhp_safe_fa._inspect").build_info()["max_head_dim_cuda"])

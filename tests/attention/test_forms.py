@@ -121,7 +121,7 @@ def test_which_head_dims_are_filled_up(monkeypatch: pytest.MonkeyPatch) -> None:
             meta = torch.empty((1, 2, 8, head_dim), dtype=torch.float16, device="meta")
             return FakeTensor(mode, meta, torch.device("cuda:0"))
 
-        monkeypatch.setattr(_widths, "MOST", 256)
+        monkeypatch.setattr(_widths, "CUDA_MAX_HEAD_DIM", 256)
         assert _widths.differ(on_cuda(192), on_cuda(192), on_cuda(128))
         for q, k, v in ((64, 64, 64), (64, 64, 20), (20, 20, 64), (64, 32, 128), (64, 64, 264), (64, 64, 0)):
             assert not _widths.differ(on_cuda(q), on_cuda(k), on_cuda(v))

@@ -206,3 +206,24 @@ def test_a_mistake_is_found(tmp_path: Path, host: list[Path], emulators: Emulato
         assert_parts(decode, kernel, 0)
         assert_same_bits(forward, decode, kernel, FEW, 0)
         assert_poisoned(forward, decode, kernel, FEW, 0)
+
+
+def test_a_warp_that_runs_ahead_of_the_loader_is_found(
+    tmp_path: Path, host: list[Path], emulators: Emulators
+) -> None:
+    """Where it only arrived at the barrier of a group, and had waited in vain, the loader waited for ever."""
+    kernel = next(one for one in DECODE if one.head_dim == 256)  # the most groups
+    arrives = ("bar_sync(first + STAGES", "bar_arrive(first + STAGES")
+    right, wrong = emulators(kernel), build(tmp_path, kernel, host, (arrives,))
+    call, hung = Call(1, 4, 1, 1, 4096), 0
+    for seed in (12, 13, 15, 19):
+        tensors = inputs(call, kernel, seed)
+        for decode in (right, wrong):
+            decode.disturb(seed, seed % 4)
+        attend(right, call, tensors)
+        try:
+            attend(wrong, call, tensors)
+        except Violation as violation:
+            hung += "no thread can go on" in str(violation)
+    right.disturb(0)
+    assert hung > 0

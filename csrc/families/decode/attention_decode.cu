@@ -116,8 +116,10 @@ extern "C" __global__ void __cluster_dims__(HEAD_DIM / DHP_DECODE_STRIP, 1, 1)
 #pragma unroll
       for (int i = 0; i < GROUP; i++) {
         const int next = min(first + i + 1, TILES - 1);
-        if (i == GROUP - 1) { /* the loader awaits that nobody reads this group's strips any more */
-          bar_arrive(first + STAGES * GROUP < u.tiles, FINISHED + (uint32_t)first / GROUP % STAGES, GROUP_THREADS);
+        if (i == GROUP - 1) {
+          /* Nobody reads this group's strips any more. They meet the loader, and do not only arrive: a warp that has
+           * waited in vain would come to the same barrier again before the others have met there once. */
+          bar_sync(first + STAGES * GROUP < u.tiles, FINISHED + (uint32_t)first / GROUP % STAGES, GROUP_THREADS);
           arrived &= mbarrier_wait(group_full(base, min(first + GROUP, u.tiles - 1)), 0, p.zero);
         }
         fetch(&x[(i + 1) % 2], next, base, warp, lane);
