@@ -21,10 +21,16 @@ from dhp_safe_fa.gates import provenance, registry
 
 FRESH, STALE, NONE = "fresh", "stale", "none"
 SCHEMA = "dhp_safe_fa.evidence/3"
+_OLDER = ("dhp_safe_fa.evidence/1", "dhp_safe_fa.evidence/2")
 GATES = registry.NAMES
 NOT_RUN = "NOT RUN"
 # In what way a part of gates/provenance.py is called to people; what they do not name is called as it is there.
-_WORDS = {"launch": "launch path", "family": "how it is put under test", "shared": "what all gates share"}
+_WORDS = {
+    "launch": "launch path",
+    "family": "how it is put under test",
+    "kernels": "kernels of the same call",
+    "shared": "what all gates share",
+}
 
 _PACKAGE = Path(__file__).resolve().parent
 CHECKOUT = _PACKAGE.parent / "audits" / "evidence.json"
@@ -142,6 +148,15 @@ def load(path: Path) -> Evidence:
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise ValueError(f"{path.name} is no evidence file: {type(error).__name__}: {error}") from error
     return evidence
+
+
+def is_older(path: Path) -> bool:
+    """Whether it is an evidence file of a version before this one, which is not read any more."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError:
+        return False
+    return isinstance(content, dict) and content.get("schema") in _OLDER
 
 
 def _read_run(run: Mapping[str, Any]) -> dict[str, Any]:

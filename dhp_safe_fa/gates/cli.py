@@ -24,7 +24,7 @@ from dhp_safe_fa import evidence
 
 from . import controls, provenance, report, targets, tools
 from .evidence import commands
-from .evidence.writer import Refused
+from .evidence.writer import SOURCES, Refused
 from .registry import EXECUTING, GATES, NAMES
 from .sass import policy
 from .sass.gate import Cubin, KernelReport, audit
@@ -180,15 +180,19 @@ def _names(asked_for: Sequence[str] | None) -> list[str]:
         return []
 
 
+def _digests(arguments: argparse.Namespace) -> dict[str, str | None]:
+    return {**provenance.here(), "policy": provenance.of_policy(arguments.policy or provenance.POLICY)}
+
+
 def _how(arguments: argparse.Namespace, gates: Sequence[str], quick: list[str]) -> dict[str, Any]:
     """How a run is made, for whoever makes evidence of it: what was asked for, and digests of all that takes part."""
-    digests = {**provenance.here(), "policy": provenance.of_policy(arguments.policy or provenance.POLICY)}
+    digests = _digests(arguments)
     return {
         "subjects": _asked_for(arguments),
         "kernels": [] if arguments.peer else _names(arguments.kernel),
         "gates": list(gates),
         "quick": quick,
-        "sources": provenance.built_and_here(),
+        "sources": {**provenance.built_and_here(), "dirty": report.sources_dirty(SOURCES)},
         "digests": digests,
     }
 
@@ -210,6 +214,10 @@ def run_all(
             verdicts[gate], found[gate] = run_executing(gate, here, screen)
         else:
             verdicts[gate], found[gate] = _sass_of_all(arguments, screen)
+        if _digests(arguments) != found["how"]["digests"]:  # it may have run what is not what these are of
+            result = not_run(gate, _asked_for(arguments), "sources changed while it ran")
+            report.print_results(screen.out, gate, [result])
+            verdicts[gate], found[gate] = NOT_RUN, [result.as_json()]
         keep(found)
     report.print_summary(screen.out, verdicts)
     return worst(verdicts.values()), found

@@ -5,6 +5,7 @@
                     the Python between a caller and the operator. The inspection module is among them: by its plan a
                     gate chooses shapes that launch the kernel it means
     family FAMILY   how a family's kernels are put under test
+    kernels FAMILY  the machine code of all kernels of the same calls, with whose bits a kernel's are compared
     controls        the planted leaks, and the step of the build that some go through
     policy          the reviewed exceptions of the gate sass
     shared          the sources that all gates share
@@ -12,9 +13,10 @@
 
 The kernels' machine code is bound by its own hash, not by its sources. A host source takes part in the launch of a
 family unless all that it includes of csrc/families are families of other calls: what leads to the backward alone says
-nothing of the forward. Families are of one call if one includes headers of the other, or both those of a third. A
-digest is over names and bytes, so a comment counts. A checkout and a wheel give the same digests: what a wheel has no
-sources of (csrc, tests/controls), the build has left in it. A part that cannot be had is None, and is not compared.
+nothing of the forward. Families are of one call if one includes headers of the other, or both those of a third; and
+what the backward asks of the forward by the C ABI alone (_ASKS) takes part in its launch, too. A digest is over names
+and bytes, so a comment counts. A checkout and a wheel give the same digests: what a wheel has no sources of (csrc,
+tests/controls), the build has left in it. A part that cannot be had is None, and is not compared.
 """
 
 from __future__ import annotations
@@ -48,6 +50,9 @@ _FRONT = ("__init__.py", "_ops.py", "_widths.py", "_windows.py", "_operator/*.py
 # The folder of csrc without a say in what a GPU is given.
 _CPU = ("csrc", "cpu")
 _LAUNCH_ENDINGS = (".c", ".h", ".cpp")
+# Calls, by a family, whose host sources use those of another without including a header of theirs: dhp_plan_backward
+# refuses what dhp_plan_attention does. A test looks for such uses in what is linked.
+_ASKS = {"backward": "forward"}
 _INCLUDE = re.compile(r'^#include "([^"]+)"', re.MULTILINE)
 # Of a kernel's row in the table: what its machine code is, which has a hash of its own, and no launch asks for.
 _NOT_LAUNCHED_BY = ("cubin_sha256", "registers", "spill_bytes")
@@ -103,12 +108,22 @@ def of_sources(root: Path) -> dict[str, Any]:
     """What setup.py puts into a build: `all` of its sources, and of these what takes part in a `launch`, by family."""
     files, csrc = source_files(root), root / "csrc"
     host = [f for f in files if f.suffix in _LAUNCH_ENDINGS and f.relative_to(root).parts[:2] != _CPU]
-    families_of = {path: _families_of(path, csrc) for path in host}
     launch = {
-        family: digest([root / "setup.py", *(f for f in host if not families_of[f] or families_of[f] & call)], root)
-        for family, call in sorted(_calls(families_of, csrc).items())
+        family: digest([root / "setup.py", *sources], root) for family, sources in launch_sources(host, csrc).items()
     }
     return {"all": digest(files, root), "launch": launch}
+
+
+def launch_sources(host: Iterable[Path], csrc: Path) -> dict[str, list[Path]]:
+    """Family to the host sources that take part in its launches, of these."""
+    families_of = {path: _families_of(path, csrc) for path in host}
+    calls = _calls(families_of, csrc)
+    found = {}
+    for family, call in sorted(calls.items()):
+        asked = (calls[other] for asking, other in _ASKS.items() if asking in call and other in calls)
+        of_call = call.union(*asked)
+        found[family] = [path for path, families in families_of.items() if not families or families & of_call]
+    return found
 
 
 def built_and_here() -> dict[str, str | None]:
@@ -132,6 +147,17 @@ def of_launch(built: Mapping[str, str], kernels: Iterable[Mapping[str, Any]]) ->
         rows[built[kernel["family"]]].append(row)
     return {
         f"launch {family}": hashlib.sha256(f"{sources} {front} {json.dumps(rows[sources])}".encode()).hexdigest()
+        for family, sources in built.items()
+    }
+
+
+def of_kernels(built: Mapping[str, str], kernels: Iterable[Mapping[str, Any]]) -> dict[str, str]:
+    """"kernels FAMILY" for every family; arguments as of_launch's."""
+    codes: dict[str, list[str]] = {sources: [] for sources in built.values()}
+    for kernel in kernels:
+        codes[built[kernel["family"]]].append(f"{kernel['name']} {kernel['cubin_sha256']}")
+    return {
+        f"kernels {family}": hashlib.sha256("\n".join(sorted(codes[sources])).encode()).hexdigest()
         for family, sources in built.items()
     }
 
@@ -187,5 +213,6 @@ def here() -> dict[str, str | None]:
     """All parts as they are now in this build and on this disk."""
     from dhp_safe_fa import _inspect
 
-    launch = of_launch(_inspect.build_info()["sources"]["launch"], _inspect.kernels())
-    return {**launch, "controls": of_controls(), "policy": of_policy(), **of_gates()}
+    built, kernels = _inspect.build_info()["sources"]["launch"], _inspect.kernels()
+    of_build = {**of_launch(built, kernels), **of_kernels(built, kernels)}
+    return {**of_build, "controls": of_controls(), "policy": of_policy(), **of_gates()}

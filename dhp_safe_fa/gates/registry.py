@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 # Parts that each family of kernels has for itself.
-BY_FAMILY = ("launch", "family")
+BY_FAMILY = ("launch", "family", "kernels")
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,8 @@ GATES = (
     Gate("sass", "machine code: no predicated branch, no secret that steers; needs no GPU", ("C1", "C2"),
          needs=("controls", "policy"), executes=False),
     Gate("counters", "hardware counters: equal on all inputs, to the last digit", ("C3",), quick_is_evidence=True),
-    Gate("bitwise", "the same bytes in every run, and whatever else is computed beside a row", ("C4", "C5", "C10")),
+    Gate("bitwise", "the same bytes in every run, and whatever else is computed beside a row", ("C4", "C5", "C10"),
+         needs=("launch", "family", "kernels", "controls")),
     Gate("timing", "no evidence in time for classes of inputs with equal bit statistics", ("C6",),
          quick_is_evidence=True, draws=True),
 )  # fmt: skip

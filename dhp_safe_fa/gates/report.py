@@ -115,6 +115,16 @@ def environment() -> dict[str, Any]:
     return {"version": found["dhp_safe_fa"], **found, **gpu}
 
 
+def sources_dirty(paths: Sequence[str]) -> bool | None:
+    """Whether tracked files at these paths differ from the commit; None where nobody can say."""
+    try:
+        known = importlib.import_module("dhp_safe_fa.bench.environment")
+    except ImportError:  # no torch, as above
+        return None
+    dirty: bool | None = known.git_commit(*paths)["dirty"]
+    return dirty
+
+
 def print_results(console: Console, gate: str, results: list[GateResult]) -> None:
     """The controls, the table, then what speaks against each subject."""
     measured = [result for result in results if result.verdict != NOT_RUN]

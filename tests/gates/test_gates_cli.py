@@ -385,7 +385,7 @@ def test_all(
     content = json.loads(file.read_text())
     assert list(content) == ["environment", "how", "sass", "counters", "bitwise", "timing"]
     quick = ["counters", "bitwise", "timing"]
-    sources = provenance.built_and_here()
+    sources = {**provenance.built_and_here(), "dirty": cli.report.sources_dirty(cli.SOURCES)}
     assert content["how"] == {
         "subjects": "shipped kernels", "kernels": ["copy"], "gates": list(registry.NAMES), "quick": quick,
         "sources": sources, "digests": provenance.here()

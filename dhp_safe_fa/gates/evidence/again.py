@@ -13,20 +13,20 @@ from collections.abc import Callable
 from typing import Any
 
 from .. import registry
-from ..verdict import INVALID, NOT_RUN, GateResult, Progress
+from ..verdict import INVALID, NOT_RUN, GateResult, Progress, not_run
 from .writer import Refused, require_same_machine
 
 
 def without_verdict(run: dict[str, Any]) -> dict[str, list[str]]:
-    """Gate to the kernels of which it has nothing to say; all of them, if the run ended before it. Refused if a gate
-    could not run on any kernel, or if that is so of machine code, which no GPU is needed for."""
+    """Executing gate to the kernels of which it has nothing to say; all of them, if the run ended before it. Refused if
+    one could not run on any kernel. Machine code can be looked at anywhere: `evidence --gate sass`."""
     found: dict[str, list[str]] = {}
-    for gate in run["how"]["gates"]:
-        if gate not in run and gate in registry.EXECUTING:
+    for gate in (name for name in run["how"]["gates"] if name in registry.EXECUTING):
+        if gate not in run:
             found[gate] = list(run["how"]["kernels"])
             continue
         results = [result for result in run[gate] if result["verdict"] in (INVALID, NOT_RUN)]
-        if results and (gate not in registry.EXECUTING or len(results) == len(run[gate])):
+        if results and len(results) == len(run[gate]):
             raise Refused(f"the gate {gate} gave no verdict on any kernel: run everything again")
         if results:
             found[gate] = [result["subject"] for result in results]
@@ -54,7 +54,10 @@ def run_again(
     renewed = copy.deepcopy(run)
     for gate, names in wanted.items():
         module = importlib.import_module(f"dhp_safe_fa.gates.{gate}.gate")
-        results: list[GateResult] = module.run([by_name(name) for name in names], gate in run["how"]["quick"], tell)
+        subjects = [by_name(name) for name in names]
+        able = [subject for subject in subjects if not subject.why_not]
+        results: list[GateResult] = module.run(able, gate in run["how"]["quick"], tell) if able else []
+        results += [not_run(gate, subject.name, subject.why_not) for subject in subjects if subject.why_not]
         new = {result.subject: result.as_json() for result in results}
         if gate in run:
             renewed[gate] = [new.get(old["subject"], old) for old in run[gate]]

@@ -61,7 +61,10 @@ def status_command(arguments: argparse.Namespace, out: Console) -> int:
     if arguments.write:
         path = evidence.find()
         text = arguments.write.read_text(encoding="utf-8")
-        known = evidence.load(path) if path else None
+        try:
+            known = evidence.load(path) if path else None
+        except ValueError as error:
+            raise writer.Refused(str(error)) from error
         write_whole(contracts.rewrite(text, known, evidence.held(), provenance.here()), arguments.write)
     return _EXIT[status.state]
 
@@ -72,20 +75,36 @@ def evidence_command(
     run_all: Callable[[list[str], Callable[[dict[str, Any]], None]], dict[str, Any]],
 ) -> int:
     """Runs gates, or reads runs, and stores what they said beside what is stored of other kernels and gates. Refused or
-    NotRun before anything is written. What was found is kept as the last run after each gate, so that a run that ends
-    early is gone on with by --again."""
+    NotRun before anything is written. What was found is stored after each gate, and kept as the last run: one that ends
+    early loses no finding, and is gone on with by --again."""
     from dhp_safe_fa import _inspect
     from dhp_safe_fa.bench.environment import git_commit
 
     if arguments.again and arguments.runs:
         raise writer.Refused("--again takes the last run of `evidence`, so it does not go with --from")
+    if (arguments.again or arguments.runs) and (arguments.kernel or arguments.family or arguments.quick):
+        raise writer.Refused("--kernel, --family and --quick are of a new run: not with --again or --from")
     if arguments.again and not LAST_RUN.is_file():
         raise writer.Refused(f"--again: no run is stored in {LAST_RUN}; run `evidence` without it first")
     _require_folder(arguments.output.parent)
     kernels, now = _inspect.kernels(), provenance.here()
     built = _inspect.build_info()["sources"]["all"]
     writer.require_clean_build(evidence.held(), git_commit(*writer.SOURCES)["dirty"], built)
-    before = _stored(arguments.output)
+    _stored(arguments.output)  # refused now, and not after a long run
+    listings: dict[str, str] = {}
+
+    def store(runs: Sequence[dict[str, Any]]) -> None:
+        for run in runs:
+            writer.require_made_as_evidence(run, kernels, now)
+            for name in run["how"]["kernels"] if "sass" in run else ():
+                if name not in listings and any(report.get("kernel") == name for report in run["sass"]):
+                    listings[name] = writer.listing_digest(_inspect.cubin(name))
+        writer.write(writer.assemble(runs, kernels, listings, now, _stored(arguments.output)), arguments.output)
+
+    def keep(run: dict[str, Any]) -> None:
+        _keep(run)
+        store([run])
+
     if arguments.runs:
         runs = [_read(path) for path in arguments.runs]
     elif arguments.again:
@@ -96,13 +115,9 @@ def evidence_command(
             from ..subjects import require_gpu
 
             require_gpu()
-        runs = [run_all(names, _keep)]
-    for run in runs:
-        writer.require_made_as_evidence(run, kernels, now)
+        runs = [run_all(names, keep)]
+    store(runs)
     looked_at = {name for run in runs for name in run["how"]["kernels"]}
-    listings = {name: writer.listing_digest(_inspect.cubin(name)) for name in sorted(looked_at)}
-    content = writer.assemble(runs, kernels, listings, now, before)
-    writer.write(content, arguments.output)
     verdict = writer.verdict(runs)
     out.print(f"{verdict}: {len(looked_at)} of {len(kernels)} kernels, stored in {escape(str(arguments.output))}")
     return EXIT_CODES[verdict]
@@ -122,11 +137,16 @@ def _chosen(arguments: argparse.Namespace, kernels: Sequence[Mapping[str, Any]])
 
 
 def _stored(path: Path) -> evidence.Evidence | None:
-    """What is in the file that is to be written. What is no evidence of this version has nothing to be kept."""
-    try:
-        return evidence.load(path) if path.is_file() else None
-    except ValueError:
+    """What is in the file that is to be written; None if it is of an older version, of which nothing is kept. Refused
+    if it cannot be read: a finding in it would be lost."""
+    if not path.is_file():
         return None
+    try:
+        return evidence.load(path)
+    except ValueError as error:
+        if evidence.is_older(path):
+            return None
+        raise writer.Refused(f"{error}: mend it, or take it away") from error
 
 
 def _keep(run: dict[str, Any]) -> None:

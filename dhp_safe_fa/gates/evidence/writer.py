@@ -16,7 +16,7 @@ from dhp_safe_fa import evidence
 from dhp_safe_fa._files import write_whole
 
 from .. import provenance, registry, tools
-from ..verdict import FAIL, INVALID, NOT_RUN, worst
+from ..verdict import FAIL, INVALID, NOT_RUN, PASS, worst
 
 ROOT = evidence.CHECKOUT.parents[1]
 # What the kernels, their build and the gates are made of; documents and stored results may differ from the commit.
@@ -24,7 +24,8 @@ SOURCES = ("csrc", "setup.py", "dhp_safe_fa", "tests/controls", "audits/sass_pol
 QUICK_IS_EVIDENCE = tuple(gate.name for gate in registry.GATES if gate.quick_is_evidence)
 # Runs with other values of these are of another machine or another build.
 SAME = ("commit", "gpu", "driver", "cuda", "torch", "nvcc", "kernels")
-MAX_BYTES = 100_000
+# 84 kernels with a run for each: 475 kB.
+MAX_BYTES = 600_000
 # A gate's nested figure that is longer than the limit is left to the run's own JSON. The first of these limits is taken
 # that keeps the file below MAX_BYTES.
 _NESTED_LIMITS = (8_000, 4_000, 2_000, 1_000, 0)
@@ -46,6 +47,8 @@ def require_clean_build(kernels: dict[str, str], dirty: bool | None, built: str)
     """
     if not kernels:
         raise Refused("this build holds no GPU kernel: build it where nvcc is")
+    if dirty is None and (ROOT / ".git").exists():
+        raise Refused("git does not say whether the sources are those of the commit: ask `git status` why")
     if dirty:
         raise Refused(f"sources differ from the commit ({', '.join(SOURCES)}): commit them first, then build")
     if not (ROOT / "setup.py").exists():
@@ -73,7 +76,7 @@ def assemble(
         listings: by kernel, the SHA-256 of its disassembly; of those in the runs.
         now: digests of what takes part in verdicts (``provenance.here()``).
         before: what is stored until now. It stays true of kernels that are the same bytes, until a gate has a verdict
-            on them anew; but a FAIL to which nothing has changed since is not taken back.
+            on them anew; but a FAIL is not taken back by a PASS in which the very same has taken part.
 
     Raises:
         Refused: a run has other kernels than the build, or no Hopper GPU where a gate needs one, or was made in another
@@ -130,7 +133,7 @@ def require_made_as_evidence(
         raise Refused("the run was made with other kernels than this build holds")
     if set(how["gates"]) & set(registry.EXECUTING) and not run["environment"].get("gpu"):
         raise Refused("this was run without a GPU: the gates need a Hopper GPU")
-    if run["environment"].get("dirty"):
+    if how["sources"].get("dirty"):
         raise Refused("a run was made with sources that differ from the commit that it names")
     if how["sources"].get("built") is None or how["sources"].get("built") != how["sources"].get("here"):
         raise Refused("a run was made with a library that was not built from the sources of the commit that it names")
@@ -180,9 +183,9 @@ def _entry(
         ]
         if len(found) > 1:
             raise Refused(f"{name}: the gate {gate} has {len(found)} results in these runs; one can be stored")
-        counts = before is not None and gate in old and not before.outdated(name, gate, now)
-        if found and not (counts and _adds_nothing(name, gate, old[gate]["verdict"], found[0]["verdict"])):
-            gates[gate] = found[0]
+        stays = gate in old and before is not None and bool(found) and _stays(before, name, gate, found[0], now)
+        if found and not stays:
+            gates[gate] = {**found[0], **_failed(before, name, gate, old, found[0], now)}
         elif gate in old:
             gates[gate] = {**old[gate], "run": old[gate]["run"] + len(runs)}
     return {
@@ -195,14 +198,43 @@ def _entry(
     }
 
 
-def _adds_nothing(name: str, gate: str, old: str, new: str) -> bool:
-    """Whether a stored verdict stays, since the new result is none. Refused if that would take back a finding."""
-    if old == FAIL and new not in (FAIL, INVALID, NOT_RUN):
+def _stays(
+    before: evidence.Evidence, name: str, gate: str, new: Mapping[str, Any], now: Mapping[str, str | None]
+) -> bool:
+    """Whether a stored result stays, since the new one says nothing."""
+    if new["verdict"] not in (INVALID, NOT_RUN):
+        return False
+    old = before.verdict(name, gate)
+    return old == FAIL or (old not in (INVALID, NOT_RUN) and not before.outdated(name, gate, now))
+
+
+def _failed(
+    before: evidence.Evidence | None,
+    name: str,
+    gate: str,
+    old: Mapping[str, Any],
+    new: Mapping[str, Any],
+    now: Mapping[str, str | None],
+) -> dict[str, list[str]]:
+    """With what taking part the gate has failed on these bytes before, as digests. Refused if it now passes with the
+    same."""
+    if before is None or gate not in old:
+        return {}
+    family = before.kernels[name]["family"]
+    failed = list(old[gate].get("failed", ()))
+    if old[gate]["verdict"] == FAIL:
+        failed.append(_basis(gate, family, before.runs[old[gate]["run"]]["digests"]))
+    if new["verdict"] == PASS and _basis(gate, family, now) in failed:
         raise Refused(
-            f"{name}: {gate} has failed on these bytes, and nothing that took part has changed since: a second look "
-            "takes no finding back"
+            f"{name}: {gate} has failed on these bytes, with all taking part that takes part now: a second look takes "
+            "no finding back"
         )
-    return new in (INVALID, NOT_RUN) and old not in (INVALID, NOT_RUN)
+    return {"failed": sorted(set(failed))} if failed else {}
+
+
+def _basis(gate: str, family: str, digests: Mapping[str, str | None]) -> str:
+    """All that takes part in a gate's verdict on a kernel of the family."""
+    return digest([[part, digests.get(part)] for part in registry.gate(gate).took_part(family)])
 
 
 def _executed(gate: str, name: str, sha256: str, run: Mapping[str, Any]) -> dict[str, Any]:
@@ -216,6 +248,9 @@ def _executed(gate: str, name: str, sha256: str, run: Mapping[str, Any]) -> dict
 
 def _sass(gate: str, name: str, sha256: str, run: Mapping[str, Any]) -> dict[str, Any]:
     reports = [report for report in run[gate] if report.get("kernel") == name]
+    stopped = [report for report in run[gate] if "kernel" not in report and report["verdict"] == NOT_RUN]
+    if not reports and stopped:
+        return compact(stopped[0])
     if len(reports) != 1 or reports[0]["cubin_sha256"] != sha256:
         raise Refused(f"{name}: {len(reports)} results of the gate sass about this cubin; one is needed")
     (report,) = reports

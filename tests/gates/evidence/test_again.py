@@ -22,13 +22,36 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     calls: list[Any] = []
     for gate in registry.EXECUTING:
 
-        def run(subjects: list[str], quick: bool, tell: object, gate: str = gate) -> list[GateResult]:
-            calls.append((gate, subjects, quick))
-            return [GateResult(gate, name, PASS) for name in subjects]
+        def run(subjects: list[Any], quick: bool, tell: object, gate: str = gate) -> list[GateResult]:
+            names = [subject.name for subject in subjects]
+            calls.append((gate, names, quick))
+            return [GateResult(gate, name, PASS) for name in names]
 
         monkeypatch.setitem(sys.modules, f"dhp_safe_fa.gates.{gate}.gate", SimpleNamespace(run=run))
-    monkeypatch.setitem(sys.modules, "dhp_safe_fa.gates.subjects", SimpleNamespace(by_name=lambda name: name))
+    def by_name(name: str) -> Any:
+        return SimpleNamespace(name=name, why_not="it launches nothing" if name == "idle" else "")
+
+    monkeypatch.setitem(sys.modules, "dhp_safe_fa.gates.subjects", SimpleNamespace(by_name=by_name))
     return calls
+
+
+def test_one_that_cannot_run_does_not_stop_the_others(asked: list[Any]) -> None:
+    run = some_run()
+    run["bitwise"][1:] = [gate_result("bitwise", name, INVALID) for name in ("def", "idle")]
+    renewed = again.run_again(run, run["environment"], lambda *_: None)
+    assert asked == [("bitwise", ["def"], False)]
+    assert [result["verdict"] for result in renewed["bitwise"]] == [PASS, PASS, NOT_RUN]
+
+
+def test_machine_code_is_not_looked_at_again(asked: list[Any]) -> None:
+    """And does not stop the others: nvdisasm was missing."""
+    run = some_run()
+    run["sass"] = [gate_result("sass", "shipped kernels", NOT_RUN)]
+    run["timing"][0] = gate_result("timing", "abc", INVALID)
+    renewed = again.run_again(run, run["environment"], lambda *_: None)
+    assert asked == [("timing", ["abc"], False)]
+    kernels = writer.assemble([renewed], KERNELS, LISTINGS, NOW)["kernels"]
+    assert [kernels["abc"]["gates"][gate]["verdict"] for gate in ("sass", "timing")] == [NOT_RUN, PASS]
 
 
 @pytest.mark.parametrize("verdict", [INVALID, NOT_RUN])

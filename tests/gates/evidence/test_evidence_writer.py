@@ -95,6 +95,22 @@ def test_other_bytes_keep_nothing(tmp_path: Path) -> None:
     assert list(content["kernels"]) == ["abc"]
 
 
+@pytest.mark.parametrize("between", ["INVALID", "PASS"])
+def test_a_finding_comes_back_with_what_took_part(between: str, tmp_path: Path) -> None:
+    """A gate is changed and changed back: the FAIL is not forgotten in between."""
+    failed = some_run()
+    failed["timing"][0] = gate_result("timing", "abc", "FAIL")
+    before = loaded(assemble([failed], KERNELS, LISTINGS, NOW), tmp_path)
+    now = {**NOW, "gate timing": "another"}
+    run = some_run()
+    run["how"]["digests"] = now
+    run["timing"][0] = gate_result("timing", "abc", between)
+    content = assemble([run], KERNELS, LISTINGS, now, before)
+    assert content["kernels"]["abc"]["gates"]["timing"]["verdict"] == ("PASS" if between == "PASS" else "FAIL")
+    with pytest.raises(Refused, match="abc: timing has failed on these bytes"):
+        assemble([some_run()], KERNELS, LISTINGS, NOW, loaded(content, tmp_path))
+
+
 @pytest.mark.parametrize("verdict", ["INVALID", "NOT RUN"])
 def test_what_is_no_verdict_takes_no_place(verdict: str, tmp_path: Path) -> None:
     """Unless the stored one is out of date."""
@@ -223,7 +239,7 @@ def test_too_large_is_refused_and_nothing_written(tmp_path: Path) -> None:
     path.write_text("old")
     content = some_content()
     content["runs"][0]["environment"]["note"] = "x" * evidence_writer.MAX_BYTES
-    with pytest.raises(Refused, match="at most 100000 are stored"):
+    with pytest.raises(Refused, match="at most 600000 are stored"):
         evidence_writer.write(content, path)
     assert path.read_text() == "old" and list(tmp_path.iterdir()) == [path]
 
@@ -343,14 +359,85 @@ def test_what_was_found_before_a_run_ended_early_is_kept(
     monkeypatch.setattr("dhp_safe_fa.gates.subjects.require_gpu", lambda: None)
     monkeypatch.setattr(audits, "LAST_RUN", tmp_path / "build" / "run.json")
 
+    found = some_run()
+    found["counters"][0] = gate_result("counters", "abc", "FAIL")
+    del found["bitwise"], found["timing"]
+
     def run_all(arguments: object, screen: object, gates: object, keep: Any) -> None:
-        keep({"sass": ["found"]})
+        keep(found)
         raise KeyboardInterrupt
 
     monkeypatch.setattr(cli, "run_all", run_all)
+    out = tmp_path / "evidence.json"
     with pytest.raises(KeyboardInterrupt):
-        cli.main(["evidence", "--output", str(tmp_path / "evidence.json")])
-    assert json.loads(audits.LAST_RUN.read_text()) == {"sass": ["found"]}
+        cli.main(["evidence", "--output", str(out)])
+    assert json.loads(audits.LAST_RUN.read_text()) == found
+    stored = evidence.load(out)
+    assert [stored.verdict("abc", gate) for gate in evidence.GATES] == ["PASS", "FAIL", "NOT RUN", "NOT RUN"]
+
+
+def test_what_another_run_stored_meanwhile_is_kept(
+    anywhere: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dhp_safe_fa.gates.subjects.require_gpu", lambda: None)
+    monkeypatch.setattr(audits, "LAST_RUN", tmp_path / "build" / "run.json")
+    out = tmp_path / "evidence.json"
+
+    def run_all(arguments: object, screen: object, gates: object, keep: Any) -> tuple[str, Any]:
+        evidence_writer.write(assemble([only(("timing",), ("abc",))], KERNELS, LISTINGS, NOW), out)
+        return "PASS", only(("counters",), ("def",))
+
+    monkeypatch.setattr(cli, "run_all", run_all)
+    assert cli.main(["evidence", "--output", str(out)]) == 0
+    assert {name: list(kernel["gates"]) for name, kernel in evidence.load(out).kernels.items()} == {
+        "abc": ["timing"], "def": ["counters"]
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("text", ["<<<<<<< HEAD", "{}", json.dumps({"schema": "another", "kernels": {}})])
+def test_a_file_that_cannot_be_read_is_not_replaced(
+    anywhere: None, text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A merge that went wrong, say: what it holds would be lost. Of an older version nothing is kept."""
+    out, run = tmp_path / "evidence.json", tmp_path / "run.json"
+    run.write_text(json.dumps(some_run()))
+    out.write_text(text)
+    assert cli.main(["evidence", "--from", str(run), "--output", str(out)]) == 2
+    assert "mend it, or take it away" in " ".join(capsys.readouterr().err.split()) and out.read_text() == text
+    monkeypatch.setattr(evidence, "PACKAGED", out)
+    (tmp_path / "README.md").write_text("")
+    assert cli.main(["status", "--write", str(tmp_path / "README.md")]) == 2
+    out.write_text('{"schema": "dhp_safe_fa.evidence/2"}')
+    assert cli.main(["evidence", "--from", str(run), "--output", str(out)]) == 0
+
+
+@pytest.mark.parametrize("options", [["--kernel", "abc"], ["--family", "forward"], ["--quick", "timing"]])
+def test_what_belongs_to_a_new_run(
+    anywhere: None, options: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run.json"
+    run.write_text(json.dumps(some_run()))
+    assert cli.main(["evidence", "--from", str(run), "--output", str(tmp_path / "e.json"), *options]) == 2
+    assert "are of a new run" in " ".join(capsys.readouterr().err.split()) and not (tmp_path / "e.json").exists()
+
+
+def test_all_kernels_fit_with_a_run_for_each(tmp_path: Path) -> None:
+    """With every figure and digest that a run has now, and without what may be left out."""
+    names = [f"{letter}{number:02}_a_kernel_of_usual_length" for letter in "abcdefg" for number in range(12)]
+    kernels = [{**KERNELS[0], "name": name} for name in names]
+    held = {str(kernel["name"]): kernel["cubin_sha256"] for kernel in kernels}
+    figures = {f"a figure of usual length {n}": 12345.678 for n in range(12)}
+    runs = []
+    for name in names:
+        run = some_run(("abc",), kernels=held)
+        run["how"]["kernels"] = [name]
+        run["how"]["digests"] = {part: "0" * 64 for part in (*NOW, *provenance.here())}
+        run["sass"][0]["kernel"] = name
+        for gate in registry.EXECUTING:
+            run[gate] = [gate_result(gate, name, **figures)]
+        runs.append(run)
+    now: dict[str, str | None] = dict(runs[0]["how"]["digests"])
+    evidence_writer.write(assemble(runs, kernels, LISTINGS, now), tmp_path / "e.json")
 
 
 @pytest.mark.parametrize(
@@ -395,8 +482,10 @@ def test_a_run_of_a_library_that_was_not_built_anew_is_refused(here: str | None)
 
 
 def test_a_run_of_uncommitted_sources_is_refused() -> None:
+    dirty = some_run()
+    dirty["how"]["sources"]["dirty"] = True
     with pytest.raises(Refused, match="sources that differ from the commit"):
-        assemble([some_run(dirty=True)], KERNELS, LISTINGS, NOW)
+        assemble([dirty], KERNELS, LISTINGS, NOW)
 
 
 @pytest.mark.parametrize(
@@ -488,6 +577,7 @@ def test_from_a_run_of_all(
     monkeypatch.setattr(provenance, "here", lambda: {**NOW, "policy": provenance.of_policy()})
     monkeypatch.setattr(cli.report, "environment", lambda: made["environment"])
     monkeypatch.setattr(cli, "_names", lambda asked_for: list(HELD))
+    monkeypatch.setattr(cli.report, "sources_dirty", lambda paths: False)
     monkeypatch.setattr(cli, "run_sass", lambda arguments, screen: ("PASS", made["sass"]))
     monkeypatch.setattr(cli, "run_executing", lambda gate, arguments, screen: ("PASS", made[gate]))
     assert cli.main(["all", *options, "--json", "run.json"]) == 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -148,6 +149,40 @@ def test_the_rows_of_a_call_in_the_table_take_part(key: str, changes: bool) -> N
     after = provenance.of_launch(built, [{**kernel, key: 2}])
     changed = {part for part in before if after[part] != before[part]}
     assert changed == ({"launch near", "launch beside"} if changes else set())
+
+
+def test_kernels_of_a_call_are_compared_with_each_other() -> None:
+    kernels = [{"name": name, "family": name, "cubin_sha256": "1"} for name in ("near", "beside", "far")]
+    built = {"near": "a", "beside": "a", "far": "b"}
+    before = provenance.of_kernels(built, kernels)
+    after = provenance.of_kernels(built, [{**kernels[0], "cubin_sha256": "2"}, *kernels[1:]])
+    assert {part for part in before if after[part] != before[part]} == {"kernels near", "kernels beside"}
+
+
+def test_a_launch_leaves_out_nothing_that_is_linked() -> None:
+    """By the symbols of the objects that the build made: what a family's host code calls takes part in its launches."""
+    objects = [path for path in (provenance.ROOT / "build").glob("temp*/csrc/**/*.o")]
+    if not objects or shutil.which("nm") is None:
+        pytest.skip("these are the tests of an installed wheel, or there is no nm")
+    csrc = provenance.ROOT / "csrc"
+    defined: dict[str, Path] = {}
+    used: dict[Path, set[str]] = {}
+    for path in objects:
+        below = path.with_suffix("").relative_to(next((provenance.ROOT / "build").glob("temp*")) / "csrc")
+        source = next((one for one in (csrc / f"{below}.c", csrc / f"{below}.cpp") if one.is_file()), None)
+        for line in subprocess.run(["nm", path], capture_output=True, text=True, check=True).stdout.splitlines():
+            *_, kind, symbol = line.split()
+            if source and kind == "U":
+                used.setdefault(source, set()).add(symbol)
+            elif source and kind in "TDBRV":
+                defined[symbol] = source
+    host = [path for path in {*used, *defined.values()} if "cpu" not in path.relative_to(csrc).parts]
+    for family, sources in provenance.launch_sources(host, csrc).items():
+        own = [path for path in sources if provenance._families_of(path, csrc)]
+        assert any(path.parent.name == family for path in own), "nothing was looked at"
+        needed = {defined[symbol] for path in own for symbol in used.get(path, ()) if symbol in defined}
+        left_out = {path for path in needed - set(sources) if "cpu" not in path.relative_to(csrc).parts}
+        assert not left_out, f"{family}: {sorted(left_out)}"
 
 
 def test_the_build_says_what_it_was_made_of() -> None:
