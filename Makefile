@@ -39,7 +39,7 @@ test-long: build ## run the tests that take long or need the machine for themsel
 gates: build ## run the security gates on what was built
 	@$(PYTHON) -m dhp_safe_fa.gates $(or $(ARGS),sass)
 
-evidence: build ## all gates, stored in audits/evidence.json (needs a Hopper GPU, committed sources); ARGS="--gate sass" does not
+evidence: build ## all gates, stored in audits/evidence.json (needs committed sources and a Hopper GPU; ARGS="--gate sass" no GPU)
 	@$(PYTHON) -m dhp_safe_fa.gates evidence $(ARGS)
 
 peers: build ## the same gates, quick, on torch's attention and FlashAttention-3: audits/peers.md (needs a Hopper GPU)

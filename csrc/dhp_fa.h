@@ -202,13 +202,17 @@ DHP_API dhp_status dhp_attention_cuda(const dhp_attention *args, int device, voi
 DHP_API dhp_status dhp_backward_cuda(const dhp_backward *args, int device, void *stream, dhp_error *error);
 /*
  * Lengths and page table lie in device memory and are read there: a captured graph may be replayed as they grow, within
- * what the shapes and max_seqlen_q allow. What dhp_varlen_cpu would refuse of them makes rows NaN: all rows if
- * cu_seqlens_q is wrong, else those of the sequence whose keys or pages there are not; nothing else is read or written.
+ * what the shapes, max_seqlen_q and max_seqlen_k allow. What dhp_varlen_cpu would refuse of them makes rows NaN: all
+ * rows if cu_seqlens_q is wrong, else those of the sequence whose keys or pages there are not; nothing else is read or
+ * written.
  */
 DHP_API dhp_status dhp_varlen_cuda(const dhp_varlen *args, int device, void *stream, dhp_error *error);
 /* Bytes of device memory that dhp_varlen_cuda needs beside the tensors: 48 for each tile of queries. 0 on the CPU. */
 DHP_API size_t dhp_varlen_workspace(const dhp_varlen *args, int on_cuda);
-/* Bytes of device memory that dhp_backward_cuda needs beside the tensors: two floats a query row. 0 on the CPU. */
+/*
+ * Bytes of device memory that dhp_backward_cuda needs beside the tensors: two floats a query row; where one pass
+ * computes dq, also a float32 copy of it and the bounds of keys (docs/kernel-backward.md). 0 on the CPU.
+ */
 DHP_API size_t dhp_backward_workspace(const dhp_backward *args, int on_cuda);
 
 /*
@@ -224,8 +228,8 @@ typedef struct dhp_kernel_info {
   const char *name;         /* file name of the cubin without its ending; also says its constants */
   const char *family;       /* folder of csrc/families that holds its source and its host code */
   const char *entry;        /* name of the function in the cubin */
-  const char *part;         /* which results of a call it computes: "out"; "delta"; "dk dv", "dk", "dv" or "dq";
-                               "bounds", "dq dk dv" and "dq out" */
+  const char *part;         /* which results of a call it computes: "out"; "packed out" and "tiles"; "delta"; "dk dv",
+                               "dk", "dv" or "dq"; "bounds", "dq dk dv" and "dq out" */
   const char *cubin_sha256; /* 64 hexadecimal digits */
   const void *cubin;
   size_t cubin_size;
@@ -245,7 +249,7 @@ typedef struct dhp_kernel_info {
 /* What a call of the forward will launch; a function of public shape alone. */
 typedef struct dhp_plan {
   const dhp_kernel_info *kernel; /* NULL: nothing to launch (an empty output) */
-  int64_t grid;                  /* CTAs; every round of items is one for each */
+  int64_t grid;                  /* CTAs; every round of items is one for each, or for each cluster */
   int heads_per_tile;            /* query heads of one key head that share a tile, a head group: a power of two */
   int64_t q_tiles;               /* query tiles along Sq */
   int mirrored;          /* 1: two head groups in order share q_tiles items of two tiles; 0: an item is a tile */

@@ -2,7 +2,7 @@
  * ops.cpp - the operators of dhp, as torch's dispatcher calls them on real tensors: arguments come and results go on
  * its stack, and an exception carries the operator's name.
  *
- * Schemas, fake kernels, derivatives and the rules of autocast and vmap are in dhp_safe_fa/_ops.py and beside it.
+ * Schemas, fake kernels, derivatives and the rules of autocast and vmap are in dhp_safe_fa/_operator and beside it.
  */
 #include <torch/csrc/stable/library.h>
 
