@@ -3,15 +3,12 @@
  *
  * Nothing here reads an element of q, k or v.
  */
-#include <string.h>
-
 #include "check.h"
 #include "cpu/attention_cpu.h"
 #include "cuda/layout.h"
 #include "error.h"
 #include "families/decode/launch.h"
 #include "families/forward/launch.h"
-#include "kernels/kernel_table.h"
 
 static int is_empty(const dhp_tensor *t) { return t->size[0] == 0 || t->size[1] == 0 || t->size[2] == 0; }
 
@@ -41,22 +38,4 @@ dhp_status dhp_attention_cuda(const dhp_attention *args, int device, void *strea
   if (status != DHP_OK) return status;
   if (dhp_decode_is_planned(&plan)) return dhp_decode_launch(args, &plan, device, stream, error);
   return dhp_forward_launch(args, &plan, device, stream, error);
-}
-
-const dhp_kernel_info *dhp_family_kernel(const dhp_family *family, dhp_dtype dtype, int64_t head_dim,
-                                         const char *part) {
-  const dhp_kernel_info *best = NULL;
-  for (int i = 0; i < family->count; i++) {
-    const dhp_kernel_info *const kernel = &family->kernels[i];
-    if (kernel->dtype == dtype && kernel->head_dim >= head_dim && strcmp(kernel->part, part) == 0 &&
-        (!best || kernel->head_dim < best->head_dim))
-      best = kernel;
-  }
-  return best;
-}
-
-int dhp_kernel_count(void) { return dhp_kernel_table_size; }
-
-const dhp_kernel_info *dhp_kernel(int index) {
-  return index >= 0 && index < dhp_kernel_table_size ? &dhp_kernel_table[index] : NULL;
 }

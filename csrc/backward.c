@@ -14,7 +14,7 @@ dhp_status dhp_backward_check(const dhp_backward *args, int on_cuda, dhp_error *
     return dhp_plan_backward(args, &plan, error);
   }
   const dhp_status status = dhp_check_gradients(args, error);
-  return status == DHP_OK ? dhp_attention_check(&args->forward, 0, error) : status;
+  return status == DHP_OK ? dhp_check_cpu_head_dims(&args->forward, error) : status;
 }
 
 dhp_status dhp_backward_cpu(const dhp_backward *args, const dhp_executor *executor, dhp_error *error) {

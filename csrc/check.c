@@ -149,13 +149,32 @@ dhp_status dhp_check_cuda_forms(const dhp_attention *args, dhp_error *error) {
   return DHP_OK;
 }
 
-dhp_status dhp_check_cuda_options(const dhp_attention *args, dhp_error *error) {
+dhp_status dhp_check_cuda_call(const dhp_attention *args, dhp_error *error) {
+  if (args->q.dtype != DHP_FLOAT16 && args->q.dtype != DHP_BFLOAT16)
+    return dhp_fail(error, DHP_UNSUPPORTED, "q: dtype %s; supported on CUDA: float16, bfloat16",
+                    dhp_dtype_name(args->q.dtype));
   if (args->is_windowed)
     return dhp_fail(error, DHP_UNSUPPORTED,
                     "window: (%lld, %lld); supported on CUDA: none, (-1, -1), but by attention_varlen and, where no "
                     "gradient is recorded, by dhp_safe_fa.attention",
                     (long long)args->window_left, (long long)args->window_right);
-  return dhp_check_cuda_forms(args, error);
+  const dhp_status status = dhp_check_cuda_forms(args, error);
+  if (status != DHP_OK) return status;
+  if (dhp_kernel_count() == 0)
+    return dhp_fail(error, DHP_NO_GPU, "this build has no GPU kernels: nvcc was not found when it was built");
+  const int64_t head_dim = args->q.size[3];
+  if (head_dim > dhp_cuda_max_head_dim() || head_dim % 8 != 0)
+    return dhp_fail(error, DHP_UNSUPPORTED, "q: head_dim %lld; supported on CUDA: a multiple of 8 up to %d",
+                    (long long)head_dim, dhp_cuda_max_head_dim());
+  return DHP_OK;
+}
+
+dhp_status dhp_check_cuda_heads(const dhp_attention *args, dhp_error *error) {
+  const int64_t batch = args->q.size[0], heads = args->q.size[1];
+  if (batch > DHP_CUDA_MAX_ITEMS || heads > DHP_CUDA_MAX_ITEMS || batch * heads > DHP_CUDA_MAX_ITEMS)
+    return dhp_fail(error, DHP_UNSUPPORTED, "q: batch %lld times heads %lld; supported on CUDA: up to %d together",
+                    (long long)batch, (long long)heads, DHP_CUDA_MAX_ITEMS);
+  return DHP_OK;
 }
 
 dhp_status dhp_check_arguments(const dhp_attention *args, dhp_error *error) {

@@ -29,7 +29,14 @@ dhp_status dhp_check_cpu_head_dims(const dhp_attention *args, dhp_error *error);
 /* No soft cap or sinks, and v as wide as q: the rest no GPU kernel serves. */
 dhp_status dhp_check_cuda_forms(const dhp_attention *args, dhp_error *error);
 
-/* The same, and no window: only kernels of packed sequences serve one. */
-dhp_status dhp_check_cuda_options(const dhp_attention *args, dhp_error *error);
+/* What every GPU kernel demands of a batched call that dhp_check_arguments has let pass: a build with kernels, its
+ * dtypes and head dimensions, the same forms, and no window, which only kernels of packed sequences serve. */
+dhp_status dhp_check_cuda_call(const dhp_attention *args, dhp_error *error);
+
+/* Heads of all batches, of a call with rows: so few that their number times that of a head's rows is an int64. */
+dhp_status dhp_check_cuda_heads(const dhp_attention *args, dhp_error *error);
+
+/* Tiles of a launch: kernels count them in int32, up to twice the size of the grid past the last. */
+enum { DHP_CUDA_MAX_ITEMS = INT32_MAX - 1024 };
 
 #endif

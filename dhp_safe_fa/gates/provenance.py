@@ -13,8 +13,8 @@
 
 The kernels' machine code is bound by its own hash, not by its sources. A host source takes part in the launch of a
 family unless all that it includes of csrc/families are families of other calls: what leads to the backward alone says
-nothing of the forward. Families are of one call if one includes headers of the other, or both those of a third; and
-what the backward asks of the forward by the C ABI alone (_ASKS) takes part in its launch, too. A digest is over names
+nothing of the forward. Families are of one call if one includes headers of the other, or both those of a third;
+that none uses another's by the C ABI alone, a test finds in what is linked. A digest is over names
 and bytes, so a comment counts. A checkout and a wheel give the same digests: what a wheel has no sources of (csrc,
 tests/controls), the build has left in it. A part that cannot be had is None, and is not compared.
 """
@@ -50,9 +50,6 @@ _FRONT = ("__init__.py", "_ops.py", "_widths.py", "_windows.py", "_operator/*.py
 # The folder of csrc without a say in what a GPU is given.
 _CPU = ("csrc", "cpu")
 _LAUNCH_ENDINGS = (".c", ".h", ".cpp")
-# Calls, by a family, whose host sources use those of another without including a header of theirs: dhp_plan_backward
-# refuses what dhp_plan_attention does. A test looks for such uses in what is linked.
-_ASKS = {"backward": "forward"}
 _INCLUDE = re.compile(r'^#include "([^"]+)"', re.MULTILINE)
 # Of a kernel's row in the table: what its machine code is, which has a hash of its own, and no launch asks for.
 _NOT_LAUNCHED_BY = ("cubin_sha256", "registers", "spill_bytes")
@@ -117,13 +114,10 @@ def of_sources(root: Path) -> dict[str, Any]:
 def launch_sources(host: Iterable[Path], csrc: Path) -> dict[str, list[Path]]:
     """Family to the host sources that take part in its launches, of these."""
     families_of = {path: _families_of(path, csrc) for path in host}
-    calls = _calls(families_of, csrc)
-    found = {}
-    for family, call in sorted(calls.items()):
-        asked = (calls[other] for asking, other in _ASKS.items() if asking in call and other in calls)
-        of_call = call.union(*asked)
-        found[family] = [path for path, families in families_of.items() if not families or families & of_call]
-    return found
+    return {
+        family: [path for path, families in families_of.items() if not families or families & call]
+        for family, call in sorted(_calls(families_of, csrc).items())
+    }
 
 
 def built_and_here() -> dict[str, str | None]:

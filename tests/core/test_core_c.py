@@ -21,7 +21,8 @@ CPU = ROOT / "csrc" / "cpu"
 CORE = [*sorted(CPU.rglob("*.c")), ROOT / "csrc" / "error.c"]
 # What stands around it in a build without GPU kernels.
 HOST = [
-    *(ROOT / "csrc" / name for name in ("attention.c", "check.c", "varlen.c", "cuda/layout.c", "cuda/none.c")),
+    *(ROOT / "csrc" / name for name in ("attention.c", "check.c", "kernel_info.c", "varlen.c")),
+    *(ROOT / "csrc" / "cuda" / name for name in ("layout.c", "none.c")),
     *(path for name in ("decode", "forward", "tiles") for path in sorted((ROOT / "csrc/families" / name).glob("*.c"))),
     C / "no_kernels.c",
 ]

@@ -35,6 +35,7 @@ HOST = [
     "error.c",
     "check.c",
     "attention.c",
+    "kernel_info.c",
     "cuda/layout.c",
     "families/decode/plan.c",
     "families/decode/launch.c",

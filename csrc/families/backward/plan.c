@@ -34,8 +34,9 @@ dhp_status dhp_plan_backward(const dhp_backward *args, dhp_backward_plan *plan, 
   *plan = (dhp_backward_plan){0};
   dhp_status status = dhp_check_gradients(args, error);
   if (status != DHP_OK) return status;
-  dhp_plan forward; /* what it refuses, a backward cannot follow */
-  status = dhp_plan_attention(&args->forward, &forward, error);
+  status = dhp_check_cuda_call(&args->forward, error);
+  const int64_t *const q = args->forward.q.size;
+  if (status == DHP_OK && q[0] > 0 && q[1] > 0 && q[2] > 0) status = dhp_check_cuda_heads(&args->forward, error);
   if (status != DHP_OK) return status;
 
   const int one_pass = dhp_backward_is_one_pass(args);

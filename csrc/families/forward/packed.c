@@ -16,7 +16,6 @@
 extern const dhp_family dhp_family_forward;
 
 enum {
-  MAX_ITEMS = INT32_MAX - 1024, /* counted in int32 on the device, up to a round past the last */
   LEAST_PAGE = 16,
   ROW_BYTES = 128 /* of a box in shared memory */
 };
@@ -87,9 +86,9 @@ dhp_status dhp_plan_packed(const dhp_varlen *args, dhp_packed_plan *plan, dhp_er
     *plan = with;
     lowest = cost;
   }
-  if (plan->entries > MAX_ITEMS || plan->items > MAX_ITEMS)
+  if (plan->entries > DHP_CUDA_MAX_ITEMS || plan->items > DHP_CUDA_MAX_ITEMS)
     return dhp_fail(error, DHP_UNSUPPORTED, "q: up to %lld tiles of %lld rows; supported on CUDA: up to %d",
-                    (long long)plan->items, (long long)plan->rows, MAX_ITEMS);
+                    (long long)plan->items, (long long)plan->rows, DHP_CUDA_MAX_ITEMS);
   return DHP_OK;
 }
 

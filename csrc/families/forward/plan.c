@@ -21,17 +21,8 @@ enum {
   /* Up to so many rounds of tiles a longest-first list of all is more even than mirrored pairs and a list; by
    * calculation, as are the one and a half rounds that are listed otherwise. */
   FEW_ROUNDS = 5,
-  TWICE_LISTED_ROUNDS = 3,
-  /* Query tiles of a launch: the kernel counts them in int32, up to twice the size of the grid past the last. */
-  MAX_ITEMS = INT32_MAX - 1024
+  TWICE_LISTED_ROUNDS = 3
 };
-
-int dhp_cuda_max_head_dim(void) {
-  int most = 0;
-  for (int i = 0; i < dhp_family_forward.count; i++)
-    if (dhp_family_forward.kernels[i].head_dim > most) most = dhp_family_forward.kernels[i].head_dim;
-  return most;
-}
 
 static int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
@@ -135,29 +126,22 @@ dhp_status dhp_plan_attention(const dhp_attention *args, dhp_plan *plan, dhp_err
   if (status != DHP_OK) return status;
 
   const int64_t *const q = args->q.size;
-  if (args->q.dtype != DHP_FLOAT16 && args->q.dtype != DHP_BFLOAT16)
-    return dhp_fail(error, DHP_UNSUPPORTED, "q: dtype %s; supported on CUDA: float16, bfloat16",
-                    dhp_dtype_name(args->q.dtype));
   status =
-      dhp_check_cuda_options(args, error); /* kernels count visible keys from key 0, end rows early if causal alone */
+      dhp_check_cuda_call(args, error); /* no window: kernels count keys from key 0, end rows early if causal alone */
   if (status != DHP_OK) return status;
-  if (dhp_family_forward.count == 0)
-    return dhp_fail(error, DHP_NO_GPU, "this build has no GPU kernels: nvcc was not found when it was built");
   const dhp_kernel_info *const fitting = dhp_family_kernel(&dhp_family_forward, args->q.dtype, q[3], "out");
-  if (!fitting || q[3] % 8 != 0)
-    return dhp_fail(error, DHP_UNSUPPORTED, "q: head_dim %lld; supported on CUDA: a multiple of 8 up to %d",
-                    (long long)q[3], dhp_cuda_max_head_dim());
+  if (!fitting)
+    return dhp_fail(error, DHP_UNSUPPORTED, "q: head_dim %lld; no forward kernel of this build serves it",
+                    (long long)q[3]);
   if (q[0] == 0 || q[1] == 0 || q[2] == 0) return DHP_OK;
 
-  /* batch * heads first: each factor below 2^31 or the product of the checks below would overflow int64 */
-  if (q[0] > MAX_ITEMS || q[1] > MAX_ITEMS || q[0] * q[1] > MAX_ITEMS)
-    return dhp_fail(error, DHP_UNSUPPORTED, "q: batch %lld times heads %lld; supported on CUDA: up to %d together",
-                    (long long)q[0], (long long)q[1], MAX_ITEMS);
+  status = dhp_check_cuda_heads(args, error);
+  if (status != DHP_OK) return status;
   const int head_dim = fitting->head_dim, rows = least_rows(head_dim);
-  if (q[0] * q[1] * ceil_div(q[2], rows) > MAX_ITEMS)
+  if (q[0] * q[1] * ceil_div(q[2], rows) > DHP_CUDA_MAX_ITEMS)
     return dhp_fail(error, DHP_UNSUPPORTED,
                     "q: %lld heads in the batch of %lld tiles of %d rows; supported on CUDA: up to %d tiles in all",
-                    (long long)(q[0] * q[1]), (long long)ceil_div(q[2], rows), rows, MAX_ITEMS);
+                    (long long)(q[0] * q[1]), (long long)ceil_div(q[2], rows), rows, DHP_CUDA_MAX_ITEMS);
 
   const dhp_mask mask = dhp_mask_of(args);
   double cycles = 0.;
