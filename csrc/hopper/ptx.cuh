@@ -125,9 +125,14 @@ DEFINE_WAIT(mbarrier_wait_long, FOUR_TRIES
 
 /* ---- named barriers (9.7.13.1) --------------------------------------------------------------------------------- */
 
-/* If go. */
+/* If go. All warps that meet there run this same instruction. */
 DHP_PTX void bar_sync(int go, int id, int threads) {
   asm volatile("{.reg .pred go; setp.ne.s32 go, %2, 0; @go bar.sync %0, %1;}" ::"r"(id), "r"(threads), "r"(go)
+               : "memory");
+}
+/* If go. For warps that come to it at different places of the code: there bar.sync, the aligned form, is undefined. */
+DHP_PTX void barrier_sync(int go, int id, int threads) {
+  asm volatile("{.reg .pred go; setp.ne.s32 go, %2, 0; @go barrier.sync %0, %1;}" ::"r"(id), "r"(threads), "r"(go)
                : "memory");
 }
 /* If go. */

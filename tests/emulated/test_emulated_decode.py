@@ -175,7 +175,7 @@ MISTAKES: dict[str, Substitution] = {
     "k_not_awaited": ("mbarrier_wait(k_full + 8 * nth, 0, p.zero)", "1"),
     "first_strips_not_awaited": ("arrived &= mbarrier_wait_long(group_full(base, 0), 0, p.zero);", ""),
     "strips_not_awaited": ("mbarrier_wait(group_full(base, min(first + GROUP, u.tiles - 1)), 0, p.zero)", "1"),
-    "loads_over_what_is_read": ("bar_sync(1, FINISHED", "bar_sync(0, FINISHED"),
+    "loads_over_what_is_read": ("barrier_sync(1, FINISHED", "barrier_sync(0, FINISHED"),
     "loads_over_k_that_is_read": (
         "bar_sync(1, HAS_READ + warp, 32);",
         "__syncwarp(); bar_sync(0, HAS_READ + warp, 32);",
@@ -213,7 +213,7 @@ def test_a_warp_that_runs_ahead_of_the_loader_is_found(
 ) -> None:
     """Where it only arrived at the barrier of a group, and had waited in vain, the loader waited for ever."""
     kernel = next(one for one in DECODE if one.head_dim == 256)  # the most groups
-    arrives = ("bar_sync(first + STAGES", "bar_arrive(first + STAGES")
+    arrives = ("barrier_sync(first + STAGES", "bar_arrive(first + STAGES")
     right, wrong = emulators(kernel), build(tmp_path, kernel, host, (arrives,))
     call, hung = Call(1, 4, 1, 1, 4096), 0
     for seed in (12, 13, 15, 19):

@@ -119,7 +119,7 @@ extern "C" __global__ void __cluster_dims__(HEAD_DIM / DHP_DECODE_STRIP, 1, 1)
         if (i == GROUP - 1) {
           /* Nobody reads this group's strips any more. They meet the loader, and do not only arrive: a warp that has
            * waited in vain would come to the same barrier again before the others have met there once. */
-          bar_sync(first + STAGES * GROUP < u.tiles, FINISHED + (uint32_t)first / GROUP % STAGES, GROUP_THREADS);
+          barrier_sync(first + STAGES * GROUP < u.tiles, FINISHED + (uint32_t)first / GROUP % STAGES, GROUP_THREADS);
           arrived &= mbarrier_wait(group_full(base, min(first + GROUP, u.tiles - 1)), 0, p.zero);
         }
         fetch(&x[(i + 1) % 2], next, base, warp, lane);
@@ -132,7 +132,7 @@ extern "C" __global__ void __cluster_dims__(HEAD_DIM / DHP_DECODE_STRIP, 1, 1)
 #pragma unroll 1
     for (; first < u.tiles; first += GROUP) {
       arrived &= mbarrier_wait(group_full(base, first - STAGES * GROUP), 0, p.zero);
-      bar_sync(1, FINISHED + (uint32_t)first / GROUP % STAGES, GROUP_THREADS);
+      barrier_sync(1, FINISHED + (uint32_t)first / GROUP % STAGES, GROUP_THREADS);
       load_strips((int)arrived, first, GROUP, &u, &v_map, base);
     }
     /* P of tiles that there are not: nobody needs it, but this CTA may not end before it has come. */

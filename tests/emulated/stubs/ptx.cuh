@@ -32,6 +32,7 @@ static inline uint32_t mbarrier_wait_end(uint32_t barrier, uint32_t parity, uint
 static inline void bar_sync(int go, int id, int threads) {
   if (go) emulated::named_barrier(id, threads, true);
 }
+static inline void barrier_sync(int go, int id, int threads) { bar_sync(go, id, threads); }
 static inline void bar_arrive(int go, int id, int threads) {
   if (go) emulated::named_barrier(id, threads, false);
 }
