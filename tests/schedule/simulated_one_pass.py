@@ -9,7 +9,7 @@ from simulated_backward import BACKWARD
 
 # What stands in more than one place, by what is next to it.
 SENDS = "SEND_SHARE() send_share(sent.exists, sums_of(&p, w.batch, &sent, group)"
-MARKS = "CTA_THREADS); if (!ELEMENT_IS_BFLOAT16) mark_rows(&p, w.batch, &last"
+MARKS = "CTA_THREADS); if (!ELEMENT_IS_BFLOAT16) mark_rows(&p, &w, &last"
 AWAITS_SENDING = "bulk_wait_read(); __syncwarp(); wgmma_wait(1);"
 TRY = "mbarrier_try(stages_full + 8 * after.index, parity, p.zero, there)"
 SAYS_READ = "bar_arrive(done > 0 && done + 1 < steps, READ + group + 2 * (done + 1 & 1), CTA_THREADS);"
@@ -130,7 +130,12 @@ OF_SHARES = (
     Mutation("another_share_is_marked", ((MARKS, MARKS.replace("last", "sent")),)),
     Mutation("no_share_is_marked", (("bytes * NAN_UNIT", "bytes * 0"),)),
     Mutation("one_row_in_four_is_marked", (("bytes * NAN_UNIT", "(bytes & 1) * NAN_UNIT"),)),
-    Mutation("marked_though_it_is_nothing", (("s->exists && left > 0", "left > 0"),)),
+    Mutation("marked_though_it_is_nothing", (("go = s->exists && left > 0", "go = left > 0"),)),
+    Mutation(
+        "nothing_to_tell_to_the_words_of_rows",
+        (("go ? p->units + unit + row : own_line", "p->units + unit + row + 0 * (int64_t)own_line"),),
+    ),
+    Mutation("nothing_to_tell_to_one_line", (("+ warp * 32 + lane;", "+ 0 * warp + lane;"),)),
     Mutation("rows_past_the_end_are_marked", (("& 0xffffu >> 4 * (4 - max(min(left, 4), 1))", "& 0xffffu"),)),
     Mutation("rows_of_the_word_before", (("row = 4 * lane - before;", "row = 4 * lane - 0 * before;"),)),
     Mutation("both_warpgroups_send_to_one_box", (("+ (SPLITS_ROWS ? 0 : group);", "+ 0 * group;"),)),

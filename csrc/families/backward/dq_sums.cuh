@@ -21,6 +21,7 @@
 enum {
   DQ_FLOATS = DQ_BLOCK_COLUMNS / 2, /* that a thread holds */
   SPLITS_ROWS = HEAD_DIM == 64,
+  KEYS = WARPGROUPS * ROWS,                  /* of a CTA */
   FOUR_BYTES = 32 * 4 * (int)sizeof(int32_t) /* four integers of each lane, next to each other in the block */
 };
 
@@ -82,12 +83,13 @@ static __device__ __forceinline__ uint8_t *unit_of_row(const dhp_bwd_params *p, 
  * sets them, and when, does not matter.
  *
  * A lane sees some columns of two rows, so four lanes have to agree on a row. Then each lane tells of a word of units,
- * four rows, from the word with the first row on: five at most have something to tell, and the others set no bits in
- * the words that follow. All to the words of the rows alone would queue up at the L2 cache, and TMA behind them; none
- * but those that have something to tell would be a branch.
+ * four rows, from the word with the first row on: five at most have something to tell, and the others set no bits in a
+ * line of this warp's own. If all lanes, or CTAs with a share of few rows, went to the same words, they would queue up
+ * at the L2 cache, and TMA behind them, for longer than a wait; none but those that have something to tell would be a
+ * branch.
  */
-static __device__ __forceinline__ void mark_rows(const dhp_bwd_params *p, int batch, const share *s, const float *dq,
-                                                 int lane) {
+static __device__ __forceinline__ void mark_rows(const dhp_bwd_params *p, const walk *w, const share *s,
+                                                 const float *dq, int warp, int lane) {
   uint32_t rows[2]; /* bit 4 n of rows[r]: row 8 r + n of the block has no finite column */
 #pragma unroll
   for (int r = 0; r < 2; r++) {
@@ -99,15 +101,16 @@ static __device__ __forceinline__ void mark_rows(const dhp_bwd_params *p, int ba
     const uint32_t pairs = lanes & lanes >> 1;
     rows[r] = pairs & pairs >> 2;
   }
-  const int64_t unit = first_unit(p, batch, s) + s->block * DQ_BLOCK_ROWS; /* of the block's row 0 */
-  const int64_t units = (int64_t)(p->ordered_heads + p->listed_heads) * p->heads_per_key_head * p->seqlen_q;
-  const int before = (int)(unit & 3), row = 4 * lane - before; /* the first one of this lane's word */
+  const int64_t unit = first_unit(p, w->batch, s) + s->block * DQ_BLOCK_ROWS; /* of the block's row 0 */
+  const int before = (int)(unit & 3), row = 4 * lane - before;                /* the first one of this lane's word */
   const int left = min(p->seqlen_q - s->block * DQ_BLOCK_ROWS, DQ_BLOCK_ROWS) - row; /* then come others' units */
   const uint32_t low = row < 0 ? 0 : row < 8 ? rows[0] : rows[1], high = row < 0 ? rows[0] : row < 8 ? rows[1] : 0;
   const uint32_t four = __funnelshift_r(low, high, (row + 8) % 8 * 4) & 0xffffu >> 4 * (4 - max(min(left, 4), 1));
   const uint32_t bytes = (four & 1) | (four & 1 << 4) << 4 | (four & 1 << 8) << 8 | (four & 1 << 12) << 12;
-  const int64_t last_word = (units - 1) & ~(int64_t)3;
-  or_into(p->units + min(unit + row, last_word), s->exists && left > 0 ? bytes * NAN_UNIT : 0);
+  const int64_t own_key = ((int64_t)w->batch * p->own_heads + w->own_head) * p->own_tiles * KEYS + w->own_row;
+  const int go = s->exists && left > 0;
+  void *const own_line = p->spent + own_key * 2 + warp * 32 + lane;
+  or_into(go ? p->units + unit + row : own_line, go ? bytes * NAN_UNIT : 0);
 }
 
 /* A unit from its exponent; NAN_UNIT becomes Inf, and nobody looks at what comes of that. */

@@ -115,6 +115,7 @@ static dhp_status launch(const dhp_session *session, const dhp_backward *args, c
       .units = workspace.units,
       .sums = workspace.sums,
       .failed = workspace.failed,
+      .spent = (uint32_t *)workspace.bounds,
       .blocks = (int32_t)dhp_dq_out_blocks(args),
       .zero = 0,
   };

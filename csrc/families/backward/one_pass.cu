@@ -194,7 +194,7 @@ dhp_attention_bwd(const __grid_constant__ CUtensorMap own_s_map, const __grid_co
     wgmma_wait(1);                                                                                           \
     if (SPARE) TRY_NEXT();                                                                                   \
     bar_arrive(done > 0 && done + 1 < steps, READ + group + 2 * (done + 1 & 1), CTA_THREADS);                \
-    if (!ELEMENT_IS_BFLOAT16) mark_rows(&p, w.batch, &last, dq, lane);                                       \
+    if (!ELEMENT_IS_BFLOAT16) mark_rows(&p, &w, &last, dq, warp, lane);                                      \
     store_share(share_out + lane * 16, dq, unit, 0);                                                         \
     TRY_NEXT();                                                                                              \
     store_share(share_out + lane * 16, dq, unit, DQ_FLOATS / 2);                                             \
@@ -247,7 +247,7 @@ dhp_attention_bwd(const __grid_constant__ CUtensorMap own_s_map, const __grid_co
   bulk_wait_read();
   __syncwarp();
   wgmma_wait(0);
-  if (!ELEMENT_IS_BFLOAT16) mark_rows(&p, w.batch, &last, dq, lane);
+  if (!ELEMENT_IS_BFLOAT16) mark_rows(&p, &w, &last, dq, warp, lane);
   store_share(share_out + lane * 16, dq, unit, 0);
   store_share(share_out + lane * 16, dq, unit, DQ_FLOATS / 2);
   send_share(last.exists, sums_of(&p, w.batch, &last, group), share_out);

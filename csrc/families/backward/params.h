@@ -23,6 +23,7 @@ typedef struct dhp_bwd_params {
   uint8_t *units;                               /* [batch heads][seqlen_q], see ../delta/params.h */
   int32_t *sums;                                /* [batch heads][head_dim / 64][blocks][1024], ../dq_out/params.h */
   float *failed;                                /* [batch key heads]: gets NaN if a share of dq is wrong */
+  uint32_t *spent;                              /* [batch key heads][own_tiles][128][2], which nobody reads any more */
   int32_t blocks;                               /* of sixteen query rows, in a head */
   int32_t pairs;                                /* of query rows, in a head */
   int32_t heads, own_heads, heads_per_key_head; /* heads: of queries; own_heads: of the owned side */

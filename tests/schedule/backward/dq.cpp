@@ -170,13 +170,22 @@ void model::store_shared(uint32_t to, const int32_t *four_words) {
   sim::write_area(share_area(), n, part == 0, part + 1 == FOURS);
 }
 
+/* A warp's line of the words that nobody reads: eight bytes of each of the CTA's keys, shared out among its warps. */
+static uintptr_t own_line() {
+  const int64_t key = (int64_t)(walk().batch * HEADS + walk().own_head) * ROWS_OF_HEAD + walk().own_row;
+  return SPENT + (uintptr_t)(key * 8 + sim::warp_index() * 128);
+}
+
 /* Lane 0 tells of the rows whose units are in a word with that of the first, each of which here is lane 0's first. */
 void model::set_bits(const void *to, uint32_t bits) {
   const int n = my_dq().marks++;
   sim::require(sim::launches_have_ended(), "a mark before the launches before have ended");
   sim::require(n < mine().committed[DQ], "marks of a share before its product");
-  sim::require(exists(n) || bits == 0, "marks of a share that there is not");
-  if (!exists(n)) return;
+  if (!exists(n)) {
+    sim::require(bits == 0, "marks of a share that there is not");
+    sim::require(reinterpret_cast<uintptr_t>(to) == own_line(), "a warp with nothing to tell goes where others go");
+    return;
+  }
   const uintptr_t first = reinterpret_cast<uintptr_t>(units() + unit_index(n, 0)), before = first % 4;
   uint32_t marks = 0;
   for (int row = 0; row < 4 - (int)before && place_of(n).block * BLOCK + row < rows_of_queries; row++)

@@ -84,6 +84,8 @@ void model::run_warp() {
     p.sums = reinterpret_cast<int32_t *>(backward::SUMS);
     p.blocks = (p.seqlen_q + 15) / 16;
     p.failed = reinterpret_cast<float *>(backward::FAILED);
+    p.own_tiles = backward::ROWS_OF_HEAD / (WARPGROUPS * ROWS);
+    p.spent = reinterpret_cast<uint32_t *>(backward::SPENT);
   }
   dhp_attention_bwd({backward::OWN_S}, {backward::OWN_DP}, {backward::WALK_S}, {backward::WALK_DP},
                     {backward::STATISTICS}, p);

@@ -32,7 +32,8 @@ enum : uintptr_t {
   FROM_DS = (uintptr_t)1 << 40,
   FROM_P = (uintptr_t)1 << 41,
   SUMS = (uintptr_t)1 << 42,
-  FAILED = (uintptr_t)1 << 43
+  FAILED = (uintptr_t)1 << 43,
+  SPENT = (uintptr_t)1 << 44
 };
 
 /* The units of query rows, by batch, head and row: powers of two, of rows eight or sixteen apart different ones. */
