@@ -72,11 +72,20 @@ def _run(operator: torch._ops.OpOverload[..., Any], q: Tensor, k: Tensor, v: Ten
 
 
 def _asked(question: Callable[..., bool], *given: object) -> bool:
-    """Of tensors, without a function mode seeing it: what it sees are calls."""
-    if torch.compiler.is_compiling() or not torch._C._is_torch_function_mode_enabled():
+    """Of tensors, without a function mode seeing it, or torch.jit.trace: what they see are calls."""
+    if torch.compiler.is_compiling():
         return question(*given)
-    with torch._C.DisableTorchFunction():
-        return question(*given)
+    trace = torch._C._get_tracing_state()  # where there is one, sizes are tensors, and to compare them is a warning
+    if trace is not None:
+        torch._C._set_tracing_state(None)  # type: ignore[attr-defined]
+    try:
+        if not torch._C._is_torch_function_mode_enabled():
+            return question(*given)
+        with torch._C.DisableTorchFunction():
+            return question(*given)
+    finally:
+        if trace is not None:
+            torch._C._set_tracing_state(trace)  # type: ignore[attr-defined]
 
 
 def _is_plain(softcap: float | None, sinks: Tensor | None) -> bool:

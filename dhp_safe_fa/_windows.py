@@ -87,9 +87,10 @@ def attend(
     )
     found = packed.unflatten(0, (batch, seen.queries)).transpose(1, 2)
     found_lse = packed_lse.unflatten(1, (batch, seen.queries)).transpose(0, 1)
-    if seen.queries == length and q.transpose(1, 2).is_contiguous():
+    out = torch.empty_like(q)
+    if seen.queries == length and found.stride() == out.stride():
         return found, found_lse.contiguous()
-    out, lse = torch.empty_like(q), found_lse.new_empty(q.shape[:3])
+    lse = found_lse.new_empty(q.shape[:3])
     out[:, :, : seen.queries], out[:, :, seen.queries :] = found, 0
     lse[:, :, : seen.queries], lse[:, :, seen.queries :] = found_lse, -torch.inf
     return out, lse

@@ -121,8 +121,8 @@ def test_value_that_is_no_match(device: str) -> None:
     with pytest.raises(RuntimeError, match="value: its shape differs from key's; they must be equal but for head_dim"):
         dhp_safe_fa.sdpa(q, q, torch.zeros((2, 4, 6, 64), device=device, dtype=torch.float16))
     if device == "cuda":
-        with pytest.raises(RuntimeError, match=r"value: head_dim 32 differs from key's 64; supported on CUDA: equal"):
-            dhp_safe_fa.sdpa(q, q, q[..., :32])
+        with pytest.raises(RuntimeError, match=r"value: head_dim 60; supported on CUDA: multiples of 8"):
+            dhp_safe_fa.sdpa(q, q, q[..., :60])
     else:
         with pytest.raises(RuntimeError, match=r"value: head_dim 257; supported on CPU: 1 to 256"):
             dhp_safe_fa.sdpa(q, q, torch.zeros((2, 4, 5, 257), dtype=torch.float16))
