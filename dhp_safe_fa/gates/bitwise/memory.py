@@ -13,6 +13,7 @@ from torch import Tensor
 _WORKSPACE_BYTES = (32 * 2**20, *(2**n for n in range(9, 21)))
 
 _LARGEST_SMALL = 2**20  # bytes of a request that torch serves from small memory
+_GRANULE = 512  # bytes: torch's blocks have multiples of it
 
 
 class WrongMemory(Exception):
@@ -40,8 +41,8 @@ class PoisonedBlocks:
     def __init__(self, outputs: Sequence[Tensor]) -> None:
         torch.cuda.empty_cache()  # or a free block that something else left would be given to a call
         storages = [output.untyped_storage().nbytes() for output in outputs]  # an output may be a part of one
-        self._sizes = [max(1, size) for size in storages] + [*_WORKSPACE_BYTES]
-        self._filled: list[tuple[int, int]] = []  # address, bytes
+        self._sizes = [_GRANULE * max(1, -(-size // _GRANULE)) for size in storages] + [*_WORKSPACE_BYTES]
+        self._filled: list[tuple[int, int]] = []  # from address to address, none next to another
 
     def poison(self, run: int) -> None:
         """Fill with one byte, another one in each run: 0xff, which is NaN, would hide what is added to it."""
@@ -49,7 +50,11 @@ class PoisonedBlocks:
         blocks += _take(free_sizes())
         for block in blocks:
             block.fill_(run * 37 % 256)  # 37 is odd: every byte comes once in 256 runs
-        self._filled = [(block.data_ptr(), block.numel()) for block in blocks]
+        self._filled = []
+        for start, end in sorted((block.data_ptr(), block.data_ptr() + block.numel()) for block in blocks):
+            if self._filled and self._filled[-1][1] == start:  # once given back they are one block
+                start = self._filled.pop()[0]
+            self._filled.append((start, end))
 
     def check(self, outputs: Sequence[Tensor]) -> None:
         """WrongMemory unless the outputs of a call lie in what was poisoned before it."""
@@ -57,9 +62,9 @@ class PoisonedBlocks:
             raise WrongMemory("an output does not lie in the memory that was poisoned")
 
     def _holds(self, tensor: Tensor) -> bool:
-        start = tensor.data_ptr()
-        end = start + tensor.numel() * tensor.element_size()
-        return any(address <= start and end <= address + size for address, size in self._filled)
+        first = tensor.data_ptr()
+        last = first + tensor.numel() * tensor.element_size()
+        return any(start <= first and last <= end for start, end in self._filled)
 
 
 def _take(sizes: Sequence[int]) -> list[Tensor]:

@@ -10,7 +10,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -150,9 +150,14 @@ def _together(kernels: Iterable[dict[str, float]]) -> dict[str, float]:
     return together
 
 
-def combine(steps: list[dict[str, Any]], rows: Iterable[tuple[int, str, dict[str, float]]]) -> list[Count]:
+def combine(
+    steps: list[dict[str, Any]],
+    rows: Iterable[tuple[int, str, dict[str, float]]],
+    parts: Mapping[str, Sequence[str]] | None = None,
+) -> list[Count]:
     """One count for each step; for each kernel that it launches, if it says which: in their order, so that two launches
-    of one function are told apart.
+    of one function are told apart. parts: of these kernels alone, see Request. One that several calls launch is
+    counted in that which it is a part of.
 
     A call that launched others has no values for any. NotRun if that is so with all data: the plan is wrong.
     """
@@ -174,6 +179,8 @@ def combine(steps: list[dict[str, Any]], rows: Iterable[tuple[int, str, dict[str
             found = dict(zip((str(name) for name, _ in planned), counted, strict=True))
         else:
             found = {str(name): {} for name, _ in planned}
+        under_test = (parts or {}).get(str(step["name"]), found)
+        found = {name: values for name, values in found.items() if name in under_test}
         counts += [Count(name, step["label"], step["data"], entries, some) for name, some in found.items()]
     as_planned = {(count.name, count.label) for count in counts if count.values}
     for count in counts:
@@ -237,6 +244,6 @@ def measure(request: Request, tell: Callable[[int, str], None]) -> list[Count]:
         log = (folder / "log").read_text() if (folder / "log").exists() else ""
         if process.returncode or not steps.exists():
             raise NotRun(cause(log, (folder / "errors").read_text(), process.returncode))
-        counts = combine(json.loads(steps.read_text()), read_rows(log, request.metrics))
+        counts = combine(json.loads(steps.read_text()), read_rows(log, request.metrics), request.parts)
     require_complete(request, counts)
     return counts

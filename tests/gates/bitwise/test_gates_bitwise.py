@@ -18,6 +18,7 @@ import dhp_safe_fa
 from dhp_safe_fa.gates import cli, controls, inputs, subjects
 from dhp_safe_fa.gates.bitwise import gate as bitwise
 from dhp_safe_fa.gates.bitwise import load as bitwise_load
+from dhp_safe_fa.gates.bitwise import memory as bitwise_memory
 from dhp_safe_fa.gates.bitwise import rows as bitwise_rows
 from dhp_safe_fa.gates.bitwise.compare import compare_outputs, compare_runs, first_difference, repeat
 from dhp_safe_fa.gates.bitwise.forms import FORMS
@@ -466,6 +467,22 @@ def test_workspaces_hold_the_poison(gpu: None, workspace: int) -> None:
         memory_byte[0] = run * 37 % 256
         *_, held = call()
         assert bool(held)
+
+
+def test_an_output_in_two_blocks_that_were_poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Given back they are one block, but not where there is a gap between them."""
+    whole = torch.zeros(6 * 512, dtype=torch.uint8)
+    blocks = [whole[1024:2048], whole[512:1024], whole[2560:]]
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    monkeypatch.setattr(bitwise_memory, "free_sizes", lambda: [])
+    monkeypatch.setattr(bitwise_memory, "_take", lambda sizes: blocks if sizes else [])
+    memory = PoisonedBlocks([torch.empty(700)])
+    memory.poison(1)
+    assert whole.tolist() == [0] * 512 + [37] * 1536 + [0] * 512 + [37] * 512
+    memory.check([whole[600:2000], whole[512:2048], whole[2560:]])
+    for outside in (whole[500:600], whole[600:2049], whole[2000:2600]):
+        with pytest.raises(WrongMemory):
+            memory.check([outside])
 
 
 def test_memory_that_was_not_poisoned_is_noticed(gpu: None) -> None:

@@ -124,6 +124,25 @@ def test_each_kernel_of_a_planned_call_is_counted_alone() -> None:
     assert {count.kernels for count in counts} == {("delta", "bwd", "bwd")}
 
 
+def test_a_kernel_of_two_calls_is_counted_in_its_own() -> None:
+    steps = [
+        {"name": "dk_64", "label": "shape", "data": "zeros", "launches": LAUNCHES},
+        {"name": "all_64", "label": "shape", "data": "zeros", "launches": [LAUNCHES[0], ["all_64", "bwd"]]},
+    ]
+    request = Request(
+        (EXACT,),
+        {"dk_64": ("zeros",), "all_64": ("zeros",)},
+        1,
+        parts={"dk_64": ("dk_64", "dv_64"), "all_64": ("all_64", "delta_64")},
+    )
+    rows = [*launched(0, "delta", "bwd", "bwd"), *launched(1, "delta", "bwd")]
+    counts = counters_ncu.combine(steps, rows, request.parts)
+    assert [count.name for count in counts] == ["dk_64", "dv_64", "delta_64", "all_64"]
+    counters_ncu.require_complete(request, counts)
+    with pytest.raises(tools.NotRun, match="all calls of delta_64: 2 of 1"):
+        counters_ncu.require_complete(request, counters_ncu.combine(steps, rows))
+
+
 def test_data_that_decide_what_a_planned_call_launches_are_found() -> None:
     """In every kernel of the call: nobody can tell what was left out."""
     steps = [{"name": "dk_64", "label": "shape", "data": data, "launches": LAUNCHES} for data in ("a", "a", "b")]
