@@ -12,6 +12,7 @@ from small_models import GREEDY, MODELS, VOCABULARY, WINDOW, Seen, alone, build,
 from torch import Tensor
 from transformers import StaticCache
 from transformers.masking_utils import create_bidirectional_mask
+from transformers_names import CACHE
 
 import dhp_safe_fa
 
@@ -35,7 +36,7 @@ def test_static_cache(name: str, dtype: torch.dtype, rng: torch.Generator) -> No
         padded = torch.arange(length) >= torch.tensor([[0], [3], [length - 1]])
         for mask in (None, padded.long()):
             want, got = (generate(model, ids, mask, cache_implementation=kind) for kind in (None, "static"))
-            assert isinstance(got.past_key_values, StaticCache)
+            assert isinstance(getattr(got, CACHE), StaticCache)
             assert torch.equal(got.sequences, want.sequences)
             assert all(same_bits(g, w) for g, w in zip(got.logits, want.logits, strict=True))
 
@@ -64,7 +65,7 @@ def test_keys_that_are_not_there_yet_do_not_count(name: str, rng: torch.Generato
             layer.values.fill_(poison)
         with torch.no_grad():
             chunks = ids.split([7, 30, 1, 1, 21], dim=1)
-            found.append(torch.cat([model(chunk, past_key_values=cache).logits for chunk in chunks], dim=1))
+            found.append(torch.cat([model(chunk, **{CACHE: cache}).logits for chunk in chunks], dim=1))
     assert found[1].isfinite().all() and same_bits(found[0], found[1])
 
 
@@ -113,6 +114,6 @@ def test_static_cache_without_a_causal_mask_is_refused(rng: torch.Generator) -> 
     model = build("llama", rng)
     cache = StaticCache(config=model.config, max_cache_len=20)
     with torch.no_grad():
-        model(torch.tensor(prompts(rng, 5)), past_key_values=cache)
+        model(torch.tensor(prompts(rng, 5)), **{CACHE: cache})
     with pytest.raises(ValueError, match="static cache, which holds keys that are not there yet, without a causal"):
-        create_bidirectional_mask(model.config, torch.empty(1, 3, 8), None, past_key_values=cache)
+        create_bidirectional_mask(model.config, torch.empty(1, 3, 8), None, **{CACHE: cache})

@@ -17,6 +17,7 @@ from transformers import AttentionInterface, CompileConfig, Gemma3Config, LlamaC
 from transformers.generation import ContinuousBatchingConfig, GenerationConfig
 from transformers.generation.continuous_batching.input_outputs import ContinuousBatchingIOs
 from transformers.masking_utils import create_causal_mask
+from transformers_names import CACHE
 
 import dhp_safe_fa
 from dhp_safe_fa.integrations.transformers import NAME, PAGED_NAME, serving
@@ -60,10 +61,13 @@ def requests_of(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
     def recorder(layer: torch.nn.Module, query: Tensor, key: Tensor, value: Tensor, *rest: Any, **options: Any) -> Any:
         out, weights = paged_attention_forward(layer, query, key, value, *rest, **options)
-        begins = options["cu_seq_lens_q"].tolist()
-        for i, request in enumerate(batches[-1]):
-            span = slice(begins[i], begins[i + 1])
-            parts = tuple(t[:, :, span] for t in (query, key, value, out.transpose(1, 2)))
+        ends_q = options["cu_seq_lens_q"].tolist()[1:]
+        # With the cached ones in front, but before transformers 5.24, where attention updates the cache.
+        ends_k = ends_q if "cache" in options else options["cu_seq_lens_k"].tolist()[1:]
+        for request, begin, end, end_k in zip(batches[-1], [0, *ends_q], ends_q, ends_k, strict=False):
+            own_q, own_k = slice(begin, end), slice(end_k - (end - begin), end_k)
+            rows = ((query, own_q), (key, own_k), (value, own_k), (out.transpose(1, 2), own_q))
+            parts = tuple(t[:, :, own] for t, own in rows)
             layers.setdefault(layer, {}).setdefault(request, Request()).parts.append(parts)
         return out, weights
 
@@ -271,7 +275,7 @@ def test_other_calls_are_refused(rng: torch.Generator) -> None:
 
 def test_masks_that_are_refused(rng: torch.Generator) -> None:
     model = build("mistral", rng)
-    inputs: Any = {"inputs_embeds": torch.empty(1, 9, 8), "attention_mask": None, "past_key_values": None}
+    inputs: Any = {"inputs_embeds": torch.empty(1, 9, 8), "attention_mask": None, CACHE: None}
     with serving(model):
         with pytest.raises(ValueError, match="custom mask"):
             create_causal_mask(model.config, **inputs, or_mask_function=lambda b, h, q, k: k < 3)
@@ -281,6 +285,9 @@ def test_masks_that_are_refused(rng: torch.Generator) -> None:
     layer = model.model.layers[0].self_attn
     with pytest.raises(ValueError, match="without a causal mask"):
         paged_attention_forward(layer, q, q, q, everything, cache=object())
+    layer.is_causal = False
+    with pytest.raises(ValueError, match="without a causal mask"):
+        paged_attention_forward(layer, q, q, q, None, read_index=[])
     windowed = everything._replace(is_causal=True, window=WINDOW)
     with pytest.raises(ValueError, match=f"chunk or window of {WINDOW} keys"):
         paged_attention_forward(layer, q, q, q, windowed, cache=object())

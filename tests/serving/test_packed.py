@@ -12,6 +12,7 @@ from harness import needs_hopper, same_bits
 from small_models import MODELS, VOCABULARY, WINDOW, build, options_of, recorded
 from torch import Tensor
 from transformers.masking_utils import create_causal_mask, create_chunked_causal_mask
+from transformers_names import CACHE
 
 import dhp_safe_fa
 from dhp_safe_fa.integrations.transformers import attention as interface
@@ -195,7 +196,7 @@ def test_custom_masks_are_refused(rng: torch.Generator) -> None:
     """Alone, over packed sequences, and where tokens see later ones of their block."""
     config = build("mistral", rng).config
     config.attention_chunk_size = 4
-    options: dict[str, Any] = {"inputs_embeds": torch.empty(1, 10, 8), "attention_mask": None, "past_key_values": None}
+    options: dict[str, Any] = {"inputs_embeds": torch.empty(1, 10, 8), "attention_mask": None, CACHE: None}
     packed = {**options, "position_ids": positions([[4, 6]])}
     masks_of_transformers: list[tuple[Callable[..., Any], dict[str, Any], str]] = [
         (create_causal_mask, {**options, "or_mask_function": lambda b, h, q, k: k < 3}, "or_masks"),

@@ -23,6 +23,7 @@ from transformers import (
     Qwen3Config,
     Qwen3ForCausalLM,
 )
+from transformers_names import CACHE
 
 import dhp_safe_fa
 from dhp_safe_fa.integrations.transformers import NAME, VisibleKeys, attention_forward, visible_keys
@@ -120,8 +121,8 @@ def test_cached_decoding_and_chunked_prefill(model: Any, target: Target, rng: to
     model.set_attn_implementation(NAME)
     cache, parts = None, []
     for chunk in ids.split([70, 33, 1, 1, 1, 1, 1, 1, 1], dim=1):
-        result = model(chunk, past_key_values=cache, use_cache=True)
-        cache = result.past_key_values
+        result = model(chunk, **{CACHE: cache}, use_cache=True)
+        cache = getattr(result, CACHE)
         parts.append(result.logits)
     assert CALLS[-1] == (1, 110)
     assert_logits_agree(torch.cat(parts, dim=1), want, target.dtype)
@@ -328,7 +329,7 @@ def test_dropout_is_refused(rng: torch.Generator) -> None:
         model.train()(ids)
 
 
-@pytest.mark.parametrize("option", [*interface.UNSUPPORTED, "cache"])
+@pytest.mark.parametrize("option", [*interface.UNSUPPORTED, "cache", "read_index"])
 def test_options_that_are_refused(rng: torch.Generator, option: str) -> None:
     q = torch.randn(1, 2, 5, 16, generator=rng)
     given = True if option == "output_attentions" else torch.zeros(2)

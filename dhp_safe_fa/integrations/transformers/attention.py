@@ -70,8 +70,8 @@ def attention_forward(
     Raises:
         ValueError: an option or a mask that is not served. RuntimeError: from the operators.
     """
-    if options.get("cache") is not None:
-        refuse("a paged cache (cache); supported: generate_batch within `with serving(model):`")
+    if options.get("cache") is not None or options.get("read_index") is not None:
+        refuse("a paged cache (cache, read_index); supported: generate_batch within `with serving(model):`")
     if attention_mask is None:
         attention_mask = _without_mask(module, query.shape[2], key.shape[2], is_causal, sliding_window)
     if not isinstance(attention_mask, VisibleKeys):

@@ -84,22 +84,23 @@ def paged_attention_forward(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    attention_mask: Pattern,
+    attention_mask: Pattern | None,
     scaling: float | None = None,
     dropout: float = 0.0,
     sliding_window: int | None = None,
     cache: Any = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """transformers' attention interface: writes keys and values into the cache, and attends to all of each request.
+    """transformers' attention interface: attends to all keys of each request, the cached ones in front.
 
     Args:
         query: [1, Hq, tokens, D], request behind request.
-        key, value: [1, Hk, tokens, D], of these tokens.
-        attention_mask: of :func:`pattern_of_requests`.
+        key, value: [1, Hk, tokens of q and of the cache, D]; with cache only those of q, to be written into it.
+        attention_mask: of :func:`pattern_of_requests`; None from transformers 5.24 on, whose masks for a paged cache
+            are the causal one and the layer's sliding window, whatever else the model asks for.
         scaling: factor of the scores; 1/sqrt(D) by default.
         sliding_window: what tells a window from a chunk, of which attention_mask has the size.
-        cache: transformers' PagedAttentionCache; returns keys and values of all requests, the cached ones in front.
+        cache: transformers' PagedAttentionCache, which before 5.24 is the attention's to update.
 
     Returns:
         [1, tokens, Hq, D], and None in place of attention weights.
@@ -107,14 +108,17 @@ def paged_attention_forward(
     Raises:
         ValueError: an option or a mask that is not served. RuntimeError: from :func:`dhp_safe_fa.attention_varlen`.
     """
-    if cache is None:
+    if cache is None and "read_index" not in options:
         refuse("a call without a paged cache within `with serving(model):`; supported: generate_batch")
+    if attention_mask is None:
+        attention_mask = Pattern(bool(getattr(module, "is_causal", True)), sliding_window)
     if not isinstance(attention_mask, Pattern) or not attention_mask.is_causal:
         refuse("continuous batching without a causal mask")
     if attention_mask.window not in (None, sliding_window):
         refuse_window(attention_mask.window, query.shape[2])
     common = operator_options(True, attention_mask.window, scaling, dropout, options)
-    key, value = cache.update(key_states=key, value_states=value, layer_idx=module.layer_idx, kwargs=options)
+    if cache is not None:
+        key, value = cache.update(key_states=key, value_states=value, layer_idx=module.layer_idx, kwargs=options)
     q, k, v = (t[0].transpose(0, 1) for t in (query, key, value))  # [tokens, H, D]
     begins_q, begins_k, longest_k = (options[name] for name in ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_k"))
     if attention_mask.window is not None:
