@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from harness import same_bits
+from harness import needs_hopper, same_bits
 from small_models import GREEDY, MODELS, VOCABULARY, WINDOW, Seen, alone, build, options_of, prompts, recorded
 from torch import Tensor
 from transformers import StaticCache
@@ -26,19 +26,31 @@ def generate(model: Any, ids: Tensor, mask: Tensor | None = None, **options: Any
     return model.generate(ids, attention_mask=mask, **options)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("name", MODELS)
-def test_static_cache(name: str, dtype: torch.dtype, rng: torch.Generator) -> None:
+def check_static_cache(model: Any, rng: torch.Generator, **options: Any) -> None:
     """All the bits that come out with the default cache, of padded prompts of mixed lengths, too."""
-    model = build(name, rng, dtype)
     for length in LENGTHS:
-        ids = torch.randint(VOCABULARY, (3, length), generator=rng)
+        ids = torch.randint(VOCABULARY, (3, length), generator=rng).to(model.device)
         padded = torch.arange(length) >= torch.tensor([[0], [3], [length - 1]])
-        for mask in (None, padded.long()):
-            want, got = (generate(model, ids, mask, cache_implementation=kind) for kind in (None, "static"))
+        for mask in (None, padded.long().to(model.device)):
+            kinds = (None, "static")
+            want, got = (generate(model, ids, mask, cache_implementation=kind, **options) for kind in kinds)
             assert isinstance(getattr(got, CACHE), StaticCache)
             assert torch.equal(got.sequences, want.sequences)
             assert all(same_bits(g, w) for g, w in zip(got.logits, want.logits, strict=True))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", MODELS)
+def test_static_cache(name: str, dtype: torch.dtype, rng: torch.Generator) -> None:
+    check_static_cache(build(name, rng, dtype), rng)
+
+
+@needs_hopper
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", ["llama", "mistral"])
+def test_static_cache_on_cuda(name: str, dtype: torch.dtype, rng: torch.Generator) -> None:
+    """Eagerly: compiled, every step would be a graph of its own."""
+    check_static_cache(build(name, rng, dtype).cuda(), rng, disable_compile=True)
 
 
 @pytest.mark.parametrize("name", MODELS)

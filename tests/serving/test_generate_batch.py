@@ -21,7 +21,14 @@ from transformers_names import CACHE
 
 import dhp_safe_fa
 from dhp_safe_fa.integrations.transformers import NAME, PAGED_NAME, serving
-from dhp_safe_fa.integrations.transformers.paged import CPU_PLACES, _places_of, _whole_groups, paged_attention_forward
+from dhp_safe_fa.integrations.transformers.paged import (
+    _NO_SEGMENTS,
+    CPU_PLACES,
+    Places,
+    _places_of,
+    _whole_groups,
+    paged_attention_forward,
+)
 
 # Shorter than the window, longer than it, and longer than the CPU kernels' groups of keys.
 LENGTHS = (3, 150, 40, 1, 77)
@@ -153,6 +160,17 @@ def test_windows_over_segments(rng: torch.Generator, kept: int) -> None:
         options: Any = {"is_causal": True, "window": window}
         out = dhp_safe_fa.attention_varlen(queries, *own, ends_q, begins, chunk, int(begins[-1]), **options)
         assert same_bits(out.transpose(0, 1), want[0, :, first : first + chunk])
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64], ids=str)
+def test_keys_begin_at_tiles_of_cuda(dtype: torch.dtype) -> None:
+    """Three requests, at positions 150, 5 and 300, with 21, 6 and 40 keys in the cache and behind it."""
+    positions, ends_q = torch.tensor([[150, 5, 300]], dtype=dtype), torch.tensor([0, 1, 2, 3], dtype=torch.int32)
+    ends_k = torch.tensor([0, 21, 27, 67], dtype=torch.int32)
+    rows, begins = _whole_groups(ends_q, ends_k, positions, Places(128, _NO_SEGMENTS))
+    fronts = (130 - 128, 0, 261 - 256)  # keys since the tile of the first one began
+    assert begins.tolist() == [0, 23, 29, 74]
+    assert rows.tolist() == [0] * fronts[0] + list(range(27)) + [27] * fronts[2] + list(range(27, 67))
 
 
 @needs_hopper

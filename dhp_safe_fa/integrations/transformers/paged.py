@@ -152,7 +152,8 @@ def _whole_groups(
     lengths_q, lengths_k = begins_q.diff(), begins_k.diff()
     # Under torch.compile there are requests of no length behind the last token.
     first_query = begins_q[:-1].long().clamp(max=position_ids.numel() - 1)
-    first_key = position_ids.flatten()[first_query] - (lengths_k - lengths_q)
+    # In int64: segments may have more keys than int32 can count, which position_ids may be.
+    first_key = position_ids.flatten()[first_query].long() - (lengths_k - lengths_q)
     front = first_key % places.group
     is_whole = (first_key % places.segment + lengths_k <= places.segment) & (front + lengths_k <= places.segment)
     front = torch.where(is_whole, front, first_key % math.lcm(*places))
