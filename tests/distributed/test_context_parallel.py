@@ -83,6 +83,8 @@ def whole_call(seed: int, device: str) -> tuple[list[Tensor], dict[str, object]]
     options: dict[str, object] = {"scale": choose.choice([None, 0.3])}
     if choose.random() < 0.75:
         options |= {"is_causal": True, "causal_offset": choose.choice([0, keys - queries, 17, -40, -300, 10**6])}
+    if device == "cpu" and choose.random() < 0.5:  # CUDA has gradients of neither
+        options |= choose.choice([{"window": (30, 0)}, {"window": (-1, 100)}, {"window": (7, 3), "softcap": 3.0}])
     return [q, k, v, normal(rng, q.shape, target), grad_lse], options
 
 

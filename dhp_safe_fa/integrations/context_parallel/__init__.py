@@ -13,8 +13,6 @@ wherever the sequence is cut. docs/distributed.md says what travels, and how muc
 
 from __future__ import annotations
 
-import math
-import struct
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -22,14 +20,26 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor
 
-from dhp_safe_fa._operator import fake
-from dhp_safe_fa._operator.schema import AUTOCAST
+from dhp_safe_fa._ops import Alignment
 from dhp_safe_fa._policy import Policy
-from dhp_safe_fa.integrations.context_parallel.agreement import DTYPES, Fact, agree, dtype_fact, refuse, yes_or_no
+from dhp_safe_fa.integrations.context_parallel.agreement import (
+    DTYPES,
+    Fact,
+    agree,
+    dtype_fact,
+    number_fact,
+    refuse,
+    yes_or_no,
+)
 from dhp_safe_fa.integrations.context_parallel.arriving import Arriving
-from dhp_safe_fa.integrations.context_parallel.attention import Call, DhpAttentionOverRanks, computing
+from dhp_safe_fa.integrations.context_parallel.asked import Asked, dense, packed
+from dhp_safe_fa.integrations.context_parallel.attention import (
+    Call,
+    DhpAttentionOverRanks,
+    computing,
+    refuse_unsupported,
+)
 from dhp_safe_fa.integrations.context_parallel.placement import Chunk, chunks, chunks_held
 from dhp_safe_fa.integrations.context_parallel.unmodified import OverRanks
 
@@ -144,6 +154,8 @@ class ContextParallel:
         is_causal: bool = False,
         scale: float | None = None,
         causal_offset: int = 0,
+        window: tuple[int, int] = (-1, -1),
+        softcap: float | None = None,
     ) -> Tensor:
         """:func:`dhp_safe_fa.attention` of the whole sequences, for the local queries.
 
@@ -153,7 +165,8 @@ class ContextParallel:
         Args:
             q: local queries, [B, Hq, rows, D]; every rank may have another number of rows, also none.
             k, v: local keys and values, [B, Hk, rows, D]; not necessarily as many as queries.
-            is_causal, scale, causal_offset: as for :func:`dhp_safe_fa.attention`, positions counted over all ranks.
+            is_causal, scale, causal_offset, window, softcap: as for :func:`dhp_safe_fa.attention`, positions counted
+                over all ranks.
 
         Returns:
             [B, Hq, rows, D], q's dtype. Differentiable, once and in reverse mode; the loss is the sum over all ranks.
@@ -162,7 +175,7 @@ class ContextParallel:
             RuntimeError: on every rank, for arguments that attention refuses or that differ between ranks, before
                 anything is computed. Errors of torch.distributed, where a rank is gone or later than its time-out.
         """
-        return self._run("attention", q, k, v, is_causal, scale, causal_offset)[0]
+        return self._run("attention", dense, q, k, v, is_causal, scale, causal_offset, window, softcap)[0]
 
     def attention_lse(
         self,
@@ -173,9 +186,66 @@ class ContextParallel:
         is_causal: bool = False,
         scale: float | None = None,
         causal_offset: int = 0,
+        window: tuple[int, int] = (-1, -1),
+        softcap: float | None = None,
     ) -> tuple[Tensor, Tensor]:
         """:meth:`attention`, and lse of the local queries, [B, Hq, rows], as of :func:`dhp_safe_fa.attention_lse`."""
-        return self._run("attention_lse", q, k, v, is_causal, scale, causal_offset)
+        return self._run("attention_lse", dense, q, k, v, is_causal, scale, causal_offset, window, softcap)
+
+    def attention_varlen(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        cu_seqlens_q: Tensor,
+        cu_seqlens_k: Tensor,
+        *,
+        is_causal: bool = False,
+        scale: float | None = None,
+        alignment: Alignment = "bottom-right",
+        window: tuple[int, int] = (-1, -1),
+        softcap: float | None = None,
+    ) -> Tensor:
+        """:func:`dhp_safe_fa.attention_varlen` of packed sequences, for the local queries.
+
+        Sequences begin and end anywhere, within a rank or across several: what is placed are all tokens. A row has the
+        bits that it has in a call of :func:`dhp_safe_fa.attention` for its sequence alone, and so have its gradients.
+        A rank makes such a call for each sequence of which it has rows.
+
+        Args:
+            q: local queries, [rows, Hq, D]; every rank may have another number of rows, also none.
+            k, v: local keys and values, [rows, Hk, D]; not necessarily as many as queries.
+            cu_seqlens_q, cu_seqlens_k: int32 [sequences + 1], the same on all ranks: where sequences begin among the
+                rows of all ranks, ascending from 0. They are read, for which the host waits. Rows behind the last
+                sequence belong to none and become 0, their lse -inf.
+            is_causal, scale, alignment, window, softcap: as for :func:`dhp_safe_fa.attention_varlen`.
+
+        Returns:
+            [rows, Hq, D], as :meth:`attention`. Gradients of rows of no sequence are 0.
+
+        Raises:
+            RuntimeError: as :meth:`attention`, and for lengths that do not ascend from 0 or are longer than all rows.
+        """
+        given = q, k, v, cu_seqlens_q, cu_seqlens_k, is_causal, scale, alignment, window, softcap
+        return self._run("attention_varlen", packed, *given)[0]
+
+    def attention_varlen_lse(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        cu_seqlens_q: Tensor,
+        cu_seqlens_k: Tensor,
+        *,
+        is_causal: bool = False,
+        scale: float | None = None,
+        alignment: Alignment = "bottom-right",
+        window: tuple[int, int] = (-1, -1),
+        softcap: float | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """:meth:`attention_varlen`, and lse of the local queries, [Hq, rows]."""
+        given = q, k, v, cu_seqlens_q, cu_seqlens_k, is_causal, scale, alignment, window, softcap
+        return self._run("attention_varlen_lse", packed, *given)
 
     def policy(self) -> Policy:
         """Every call of ``scaled_dot_product_attention`` inside the block, in this thread, runs over the ranks.
@@ -191,70 +261,54 @@ class ContextParallel:
         agree(self._group, q.device, name, [], [], refused=True)
 
     @_uncompiled
-    def _run(
-        self, name: str, q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float | None, causal_offset: int
-    ) -> tuple[Tensor, Tensor]:
-        q, k, v = (_cast(t) for t in (q, k, v))
+    def _run(self, name: str, read: Callable[..., Asked], q: Tensor, *given: Any) -> tuple[Tensor, Tensor]:
+        """The call of this name, whose arguments `read` knows how to read."""
         try:
-            _check(q, k, v, is_causal, scale, causal_offset)
+            asked = read(q, *given)
+            tensors = asked.q, asked.k, asked.v
+            recorded = [torch.is_grad_enabled() and t.requires_grad for t in tensors]
+            with computing():
+                refuse_unsupported(*tensors, asked.options, recorded)
         except RuntimeError:
             self._tell_refused(name, q)
             raise
-        recorded = [torch.is_grad_enabled() and t.requires_grad for t in (q, k, v)]
+        q, k, _ = tensors
+        options = asked.options
         facts = [
             Fact("q: batch", q.shape[0]),
             Fact("q: heads", q.shape[1]),
             Fact("q: head_dim", q.shape[3]),
             dtype_fact("q: dtype", q.dtype),
             Fact("k: heads", k.shape[1]),
-            yes_or_no("is_causal:", is_causal),
-            Fact("scale:", _bits(scale), _number),
-            Fact("causal_offset:", causal_offset),
+            yes_or_no("is_causal:", options.is_causal),
+            number_fact("scale:", options.scale),
+            Fact("causal_offset:", options.causal_offset),
+            Fact("window: left", options.window[0]),
+            Fact("window: right", options.window[1]),
+            number_fact("softcap:", options.softcap),
             yes_or_no("balanced:", self._balanced),
             Fact("heads_at_once:", self._heads_at_once or k.shape[1]),
             *(yes_or_no(f"{n}: requires_grad", need) for n, need in zip("qkv", recorded, strict=True)),
+            *asked.facts,
         ]
         lengths = agree(self._group, q.device, name, facts, [q.shape[2], k.shape[2]])
-        queries, keys = zip(*lengths, strict=True)
+        of_queries, of_keys = zip(*lengths, strict=True)
+        queries, keys = self._chunks(name, "q", list(of_queries)), self._chunks(name, "k", list(of_keys))
+        try:
+            sequences = asked.sequences(queries[-1].stop, keys[-1].stop)
+        except ValueError as error:
+            refuse(name, str(error))
         call = Call(
             self._group,
-            self._chunks(name, "q", list(queries)),
-            self._chunks(name, "k", list(keys)),
+            queries,
+            keys,
+            sequences,
             self._heads_at_once or k.shape[1],
-            is_causal,
-            scale,
-            causal_offset,
-            with_lse=name == "attention_lse",
+            options,
+            with_lse=name.endswith("_lse"),
             number=self._calls,
         )
         self._calls += 1
         with computing():
-            out, lse = DhpAttentionOverRanks.apply(call, q, k, v)  # type: ignore[no-untyped-call]
-        return out, lse
-
-
-def _cast(tensor: Tensor) -> Tensor:
-    """By autocast's rule for the operators."""
-    on = tensor.device.type
-    cast = torch.is_autocast_enabled(on) and tensor.dtype in AUTOCAST
-    return tensor.to(torch.get_autocast_dtype(on)) if cast else tensor
-
-
-def _check(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float | None, causal_offset: int) -> None:
-    for name, tensor in (("q", q), ("k", k), ("v", v)):
-        if isinstance(tensor, DTensor):
-            refuse("attention", f"{name}: a DTensor; supported: the local shard, a plain tensor, as to_local() gives")
-    fake.check(q, k, v, is_causal, scale, causal_offset)
-    if v.shape[3] != q.shape[3]:
-        refuse("attention", f"v: head_dim {v.shape[3]} differs from q's {q.shape[3]}; supported over ranks: equal ones")
-
-
-def _bits(scale: float | None) -> int:
-    """A scale as an integer; NaN, which no call has, for None."""
-    (bits,) = struct.unpack("<q", struct.pack("<d", math.nan if scale is None else scale))
-    return int(bits)
-
-
-def _number(bits: int) -> str:
-    (scale,) = struct.unpack("<d", struct.pack("<q", bits))
-    return "None" if math.isnan(scale) else f"{scale:g}"
+            out, lse = DhpAttentionOverRanks.apply(call, *tensors)  # type: ignore[no-untyped-call]
+        return (out[0].transpose(0, 1), lse[0]) if asked.is_packed else (out, lse)

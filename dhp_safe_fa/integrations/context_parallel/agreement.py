@@ -6,16 +6,19 @@ A call sends a row of integers and receives those of the others. A rank that has
 
 from __future__ import annotations
 
+import hashlib
+import math
+import struct
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, NoReturn
 
 import torch
 import torch.distributed as dist
 
-# What a row has room for: the widest call sends seventeen numbers.
+# What a row has room for: the widest call sends twenty-three numbers.
 WORDS = 24
 # The first numbers of a row.
-CALLS = ("attention", "attention_lse", "unshard", "backward")
+CALLS = ("attention", "attention_lse", "attention_varlen", "attention_varlen_lse", "unshard", "backward")
 # Dtypes travel as their place here.
 DTYPES = (
     *(torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.bool),
@@ -33,6 +36,24 @@ class Fact(NamedTuple):
 
 def dtype_fact(what: str, dtype: torch.dtype) -> Fact:
     return Fact(what, DTYPES.index(dtype), lambda place: str(DTYPES[place]).removeprefix("torch."))
+
+
+def number_fact(what: str, value: float | None) -> Fact:
+    """A float64, sent as an integer of its bits; NaN, which no call has, is None."""
+    (bits,) = struct.unpack("<q", struct.pack("<d", math.nan if value is None else value))
+    return Fact(what, int(bits), _shown)
+
+
+def _shown(bits: int) -> str:
+    (value,) = struct.unpack("<d", struct.pack("<q", bits))
+    return "None" if math.isnan(value) else f"{value:g}"
+
+
+def digest_fact(what: str, numbers: Sequence[int]) -> Fact:
+    """Of more numbers than a row has room for: the first 64 bits of their SHA-256."""
+    hashed = hashlib.sha256(struct.pack(f"<{len(numbers)}q", *numbers)).digest()
+    (bits,) = struct.unpack("<q", hashed[:8])
+    return Fact(what, int(bits), lambda sent: f"(SHA-256) {struct.pack('<q', sent).hex()}")
 
 
 def yes_or_no(what: str, value: bool) -> Fact:

@@ -1,17 +1,17 @@
 """Attention of local queries over everybody's keys, and its derivative.
 
-No sum crosses a call of the operators: a query row is computed by its rank over all keys, a key's gradients by the
-key's rank over all queries. So every row has the bits that it has in one process (contracts C5 and C10).
+No sum crosses a call of the operators: a query row is computed by its rank over all keys of its sequence, a key's
+gradients by the key's rank over all queries. So every row has the bits that it has in one process (contracts C5, C10).
 """
 
 from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -23,10 +23,11 @@ from dhp_safe_fa._operator.schema import BACKWARD
 from dhp_safe_fa._ops import attention_lse
 from dhp_safe_fa.integrations.context_parallel.agreement import Fact, agree
 from dhp_safe_fa.integrations.context_parallel.arriving import Arriving, one_ahead
-from dhp_safe_fa.integrations.context_parallel.placement import Chunk
+from dhp_safe_fa.integrations.context_parallel.placement import Chunk, Together, held
 
 _attention_backward = torch.ops.dhp.attention_backward.default
 _threads = threading.local()
+ALL = slice(None)
 
 
 @contextlib.contextmanager
@@ -43,13 +44,35 @@ def is_computing() -> bool:
     return getattr(_threads, "computing", False)
 
 
+class Options(NamedTuple):
+    """Of :func:`dhp_safe_fa.attention`."""
+
+    is_causal: bool
+    scale: float | None
+    window: tuple[int, int]
+    softcap: float | None
+    causal_offset: int = 0
+
+    def moved(self, causal_offset: int) -> Options:
+        """For queries that stand so far behind the first key, where it matters."""
+        return self._replace(causal_offset=causal_offset) if self.is_causal or self.window != (-1, -1) else self
+
+    def spelt(self) -> dict[str, Any]:
+        """As in the operators' schemas."""
+        given = self._asdict()
+        given["window_left"], given["window_right"] = given.pop("window")
+        return given
+
+
 @dataclass(frozen=True)
 class Call:
     """What a call is beside its tensors, the same on all ranks.
 
     Attributes:
-        queries, keys: chunks of the whole sequences.
+        queries, keys: chunks of all rows.
+        sequences: which of them attend to which; every row is in one.
         heads_at_once: key heads whose keys and values a rank holds at a time.
+        options: of every call, but for where its queries stand.
         with_lse: lse is a result, and has a gradient.
         number: how many calls came before it.
     """
@@ -57,16 +80,29 @@ class Call:
     group: dist.ProcessGroup
     queries: list[Chunk]
     keys: list[Chunk]
+    sequences: list[Together]
     heads_at_once: int
-    is_causal: bool
-    scale: float | None
-    causal_offset: int
+    options: Options
     with_lse: bool
     number: int
 
-    def own(self, chunks: list[Chunk]) -> list[Chunk]:
+    def _own(self, chunks: list[Chunk]) -> list[Chunk]:
         rank = dist.get_rank(self.group)
         return [chunk for chunk in chunks if chunk.rank == rank]
+
+    def own_queries(self) -> Iterator[tuple[slice, slice, Options]]:
+        """Local queries, of one sequence after the other, where that is among all keys, and the options of a call."""
+        own = self._own(self.queries)
+        for sequence in self.sequences:
+            for local, before in held(own, sequence.queries):
+                yield local, slice(*sequence.keys), self.options.moved(sequence.causal_offset + before)
+
+    def own_keys(self) -> Iterator[tuple[slice, slice, Options]]:
+        """Local keys, of one sequence after the other, where that is among all queries, and the options of a call."""
+        own = self._own(self.keys)
+        for sequence in self.sequences:
+            for local, before in held(own, sequence.keys):
+                yield local, slice(*sequence.queries), self.options.moved(sequence.causal_offset - before)
 
     def heads(self, q: Tensor, k: Tensor) -> Iterator[tuple[slice, slice]]:
         """Query heads and key heads of one step after the other."""
@@ -75,12 +111,18 @@ class Call:
             last = min(first + self.heads_at_once, k.shape[1])
             yield slice(first * group, last * group), slice(first, last)
 
-    def options(self, moved: int) -> tuple[bool, float | None, int]:
-        """Those of an operator whose first query comes so much later than the first key, against the whole call's."""
-        return self.is_causal, self.scale, self.causal_offset + moved if self.is_causal else 0
-
     def start(self, chunks: list[Chunk], *tensors: Tensor) -> list[Arriving]:
         return [Arriving(self.group, chunks, tensor) for tensor in tensors]
+
+
+def refuse_unsupported(q: Tensor, k: Tensor, v: Tensor, options: Options, recorded: Sequence[bool]) -> None:
+    """What the operators refuse whatever the lengths, by calls without rows; recorded: whether q, k, v need gradients.
+    Later a rank that has rows would refuse, and one that has none would wait for it."""
+    q, k, v = (t.detach()[:, :, :0] for t in (q, k, v))
+    out, lse = attention_lse(q, k, v, **options._asdict())
+    if any(recorded):
+        needed = dict(zip(("need_dq", "need_dk", "need_dv"), recorded, strict=True))
+        _attention_backward(out, q, k, v, out, lse, **options.spelt(), **needed)
 
 
 class DhpAttentionOverRanks(torch.autograd.Function):
@@ -93,12 +135,9 @@ class DhpAttentionOverRanks(torch.autograd.Function):
         gathered = one_ahead(partial(call.start, call.keys, k[:, keys], v[:, keys]) for _, keys in steps)
         for (heads, _), arriving in zip(steps, gathered, strict=True):
             all_k, all_v = (each.wait() for each in arriving)
-            for chunk in call.own(call.queries):
-                is_causal, scale, offset = call.options(chunk.start)
-                here = (slice(None), heads, chunk.local)
-                out[here], lse[here] = attention_lse(
-                    q[here], all_k, all_v, is_causal=is_causal, scale=scale, causal_offset=offset
-                )
+            for rows, seen, options in call.own_queries():
+                here, there = (ALL, heads, rows), (ALL, ALL, seen)
+                out[here], lse[here] = attention_lse(q[here], all_k[there], all_v[there], **options._asdict())
             del all_k, all_v  # before the step after next is started
         ctx.call = call
         ctx.set_materialize_grads(False)
@@ -150,13 +189,12 @@ def _query_gradients(
     call: Call, dq: Tensor, heads: slice, of_queries: tuple[Tensor, ...], keys_and_values: list[Tensor]
 ) -> None:
     """dq of the local queries in these heads, over all keys and values."""
-    for chunk in call.own(call.queries):
-        here = (slice(None), heads, chunk.local)
+    for rows, seen, options in call.own_queries():
+        here = (ALL, heads, rows)
         q, grad_out, out, lse, *grad_lse = (t[here] for t in of_queries)
+        k, v = (t[ALL, ALL, seen] for t in keys_and_values)
         only_dq = {"grad_lse": grad_lse[0] if grad_lse else None, "need_dk": False, "need_dv": False}
-        dq[here], _, _ = _attention_backward(
-            grad_out, q, *keys_and_values, out, lse, *call.options(chunk.start), **only_dq
-        )
+        dq[here], _, _ = _attention_backward(grad_out, q, k, v, out, lse, **options.spelt(), **only_dq)
 
 
 def _key_gradients(
@@ -168,17 +206,13 @@ def _key_gradients(
     of_queries: list[Tensor],
 ) -> None:
     """dk and dv, where they are needed, of the local keys in these heads, over all queries."""
-    q, grad_out, out, lse, *grad_lse = of_queries
-    needed = {
-        "grad_lse": grad_lse[0] if grad_lse else None,
-        "need_dq": False,
-        "need_dk": dk is not None,
-        "need_dv": dv is not None,
-    }
-    for chunk in call.own(call.keys):
-        here = (slice(None), heads, chunk.local)
+    needed = {"need_dq": False, "need_dk": dk is not None, "need_dv": dv is not None}
+    for rows, seeing, options in call.own_keys():
+        here = (ALL, heads, rows)
         k, v = (t[here] for t in keys_and_values)
-        _, of_k, of_v = _attention_backward(grad_out, q, k, v, out, lse, *call.options(-chunk.start), **needed)
+        q, grad_out, out, lse, *grad_lse = (t[ALL, ALL, seeing] for t in of_queries)
+        given = {**options.spelt(), **needed, "grad_lse": grad_lse[0] if grad_lse else None}
+        _, of_k, of_v = _attention_backward(grad_out, q, k, v, out, lse, **given)
         if dk is not None:
             dk[here] = of_k
         if dv is not None:

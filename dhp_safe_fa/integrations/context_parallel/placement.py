@@ -1,13 +1,14 @@
-"""Which rows of a sequence lie on which rank.
+"""Which rows lie on which rank, and which of them belong to one sequence.
 
-A sequence is cut into chunks of consecutive rows. Plain: one chunk a rank, in order. Balanced: two chunks a rank, r and
+All rows are cut into chunks of consecutive ones. Plain: one chunk a rank, in order. Balanced: two chunks a rank, r and
 2n - 1 - r of 2n. Under a causal mask late queries see more keys than early ones; with an early and a late chunk each,
-all ranks have as many pairs to compute.
+all ranks have as many pairs to compute. Where a sequence begins does not matter for that: it lies in any chunks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 
@@ -59,3 +60,54 @@ def _in_order(sizes: Sequence[int], ranks: int) -> list[Chunk]:
         found.append(Chunk(rank, start, start + size, first))
         start += size
     return found
+
+
+# ---- sequences ------------------------------------------------------------------------------------------------------
+
+
+class Together(NamedTuple):
+    """Rows [begin, end) of all queries, and of all keys, that are one sequence: attention is computed among them.
+
+    Attributes:
+        causal_offset: of its first query against its first key.
+    """
+
+    queries: tuple[int, int]
+    keys: tuple[int, int]
+    causal_offset: int
+
+
+def packed_together(
+    begins_q: Sequence[int], begins_k: Sequence[int], is_bottom_right: bool, queries: int, keys: int
+) -> list[Together]:
+    """Packed sequences, and behind them what belongs to none: queries without a key, keys without a query.
+
+    Args:
+        begins_q, begins_k: where sequences begin among queries and keys, and where the last one ends.
+        is_bottom_right: the last query of a sequence stands at its last key; else the first one at the first.
+        queries, keys: how many there are.
+
+    Raises:
+        ValueError: sequences end behind the last row.
+    """
+    for name, begins, rows in (("q", begins_q, queries), ("k", begins_k, keys)):
+        if begins[-1] > rows:
+            raise ValueError(f"cu_seqlens_{name}: ends with {begins[-1]}, but all ranks together have {rows} rows")
+    found = []
+    for of_queries, of_keys in zip(pairwise(begins_q), pairwise(begins_k), strict=True):
+        offset = (of_keys[1] - of_keys[0]) - (of_queries[1] - of_queries[0]) if is_bottom_right else 0
+        found.append(Together(of_queries, of_keys, offset))
+    return [
+        *found,
+        Together((begins_q[-1], queries), (keys, keys), 0),
+        Together((queries, queries), (begins_k[-1], keys), 0),
+    ]
+
+
+def held(own: Sequence[Chunk], rows: tuple[int, int]) -> Iterator[tuple[slice, int]]:
+    """Of these rows those in the chunks of a rank: where they are in what it holds, and how many come before them."""
+    for chunk in own:
+        start, stop = max(chunk.start, rows[0]), min(chunk.stop, rows[1])
+        if start < stop:
+            first = chunk.first + start - chunk.start
+            yield slice(first, first + stop - start), start - rows[0]
