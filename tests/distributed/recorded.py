@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -52,8 +53,23 @@ def assert_as_one_process(ranks: Sequence[Sequence[Call]], dim: int, operators: 
             assert same_bits(torch.cat(got, dim), want[number]), f"result {number} of call {index}, {parts[0].operator}"
 
 
-def _joined(given: Sequence[Any], dim: int) -> Any:
-    if isinstance(given[0], torch.Tensor):
+def assert_packed_as_one_process(ranks: Sequence[Sequence[Call]], calls: int) -> None:
+    """The same of ranks that have other heads of attention_varlen, at least so many times: which of the arguments are
+    [tokens, H, D], and which lengths that all ranks share, follows from their shapes."""
+    assert min(map(len, ranks)) >= calls
+    for index, parts in enumerate(zip(*ranks, strict=True)):
+        assert {call.operator for call in parts} == {"attention_varlen"}
+        arguments = [_joined(given, 1, of_heads=3) for given in zip(*(part.arguments for part in parts), strict=True)]
+        out, lse = torch.ops.dhp.attention_varlen(*arguments)
+        got, got_lse = zip(*(part.results for part in parts), strict=True)
+        assert same_bits(torch.cat(got, 1), out) and same_bits(torch.cat(got_lse, 0), lse), f"call {index}"
+
+
+def _joined(given: Sequence[Any], dim: int, of_heads: int = 0) -> Any:
+    """of_heads: so many dimensions at least has what is divided, and all else is alike."""
+    first = given[0]
+    if isinstance(first, torch.Tensor) and first.dim() >= of_heads:
         return torch.cat(list(given), dim)
-    assert all(value == given[0] for value in given)
-    return given[0]
+    alike = torch.equal if isinstance(first, torch.Tensor) else operator.eq
+    assert all(alike(value, first) for value in given)
+    return first
