@@ -91,9 +91,9 @@ class Evidence:
 
     def outdated(self, kernel: str, gate: str, now: Mapping[str, str | None]) -> list[str]:
         """What took part in this gate's verdict on the kernel and is another now: words for people. Empty if all is as
-        it was, or if the gate was not run."""
+        it was, or if the gate was not run: what was never said cannot be out of date."""
         entry = self.kernels[kernel]
-        if gate not in entry["gates"]:
+        if self.verdict(kernel, gate) == NOT_RUN:
             return []
         then = self.runs[entry["gates"][gate]["run"]]["digests"]
         took_part = registry.gate(gate).took_part(entry["family"])
@@ -101,8 +101,9 @@ class Evidence:
         return [f"{_words(part)} changed since" for part in changed]
 
     def runs_of(self, gate: str) -> list[dict[str, Any]]:
-        """The runs in which the gate said what is stored."""
-        used = {entry["gates"][gate]["run"] for entry in self.kernels.values() if gate in entry["gates"]}
+        """The runs in which the gate said what is stored, be it of one kernel."""
+        said = (entry for name, entry in self.kernels.items() if self.verdict(name, gate) != NOT_RUN)
+        used = {entry["gates"][gate]["run"] for entry in said}
         return [self.runs[index] for index in sorted(used)]
 
     def where(self) -> str:
@@ -190,7 +191,7 @@ def compare(evidence: Evidence, kernels: Mapping[str, str], now: Mapping[str, st
                     found.setdefault(words, {})[name, gate] = None
                 if verdict not in ("PASS", NOT_RUN):
                     single.append(f"{name}: {gate}: {verdict}")
-    common = tuple(f"{words} ({_counted(of, len(kernels))})" for words, of in found.items())
+    common = tuple(f"{words} ({what})" for words, of in found.items() for what in _counted(of, len(kernels)))
     unknown = tuple(dict.fromkeys(_words(part) for part, digest in now.items() if digest is None))
     if common or single:
         return Status(STALE, (*common, *single), common, not_compared=unknown)
@@ -198,10 +199,15 @@ def compare(evidence: Evidence, kernels: Mapping[str, str], now: Mapping[str, st
     return Status(FRESH, summary=how, not_compared=unknown)
 
 
-def _counted(found: Iterable[tuple[str, str]], of: int) -> str:
-    """Kernels and gates in words: the gates, and how many of the kernels."""
-    names, gates = ({pair[part] for pair in found} for part in (0, 1))
-    return f"{', '.join(gate for gate in GATES if gate in gates)}; {len(names)} of {of} kernels"
+def _counted(found: Iterable[tuple[str, str]], of: int) -> list[str]:
+    """Kernels and gates in words: how many of the kernels; gates that are of the same ones together."""
+    names: dict[str, set[str]] = {}
+    for name, gate in found:
+        names.setdefault(gate, set()).add(name)
+    together: dict[frozenset[str], list[str]] = {}
+    for gate in (gate for gate in GATES if gate in names):
+        together.setdefault(frozenset(names[gate]), []).append(gate)
+    return [f"{', '.join(gates)}; {len(kernels)} of {of} kernels" for kernels, gates in together.items()]
 
 
 def status() -> Status:

@@ -16,6 +16,8 @@ from ..registry import BINDING, GATES
 
 # Contract: the gate whose verdicts it rests on.
 GATE_OF = {contract: gate.name for gate in GATES for contract in gate.contracts}
+# Contract: the families that it is about, where it is not about all.
+FAMILIES_OF = {"C10": ("backward", "bounds", "delta", "dq_out")}
 Now = Mapping[str, "str | None"]
 BEGIN, END = "<!-- evidence -->", "<!-- /evidence -->"
 _ROW = re.compile(r"^(\| (C\d+) \|.*\|)[^|\n]*\|$", re.MULTILINE)
@@ -25,8 +27,20 @@ _LINE = re.compile(rf"(?<={re.escape(BEGIN)}\n).*?(?={re.escape(END)})", re.DOTA
 def states(evidence: Evidence | None, kernels: Mapping[str, str], now: Now) -> dict[str, str]:
     """The state of each gated contract, for kernels given by name and SHA-256: what the gates said, and of how many.
     now: digests of what takes part (``provenance.here()``)."""
-    gated = {contract: _state(evidence, kernels, now, (gate,)) for contract, gate in GATE_OF.items()}
+    gated = {
+        contract: _state(evidence, _kernels_of(contract, evidence, kernels), now, (gate,))
+        for contract, gate in GATE_OF.items()
+    }
     return {**gated, BINDING: _state(evidence, kernels, now, tuple(gate.name for gate in GATES))}
+
+
+def _kernels_of(contract: str, evidence: Evidence | None, kernels: Mapping[str, str]) -> Mapping[str, str]:
+    """Those that the contract is about; one of which no family is known may be."""
+    families, known = FAMILIES_OF.get(contract), evidence.kernels if evidence else {}
+    if families is None:
+        return kernels
+    of = {name: known.get(name, {}).get("family", families[0]) for name in kernels}
+    return {name: sha256 for name, sha256 in kernels.items() if of[name] in families}
 
 
 def _state(evidence: Evidence | None, kernels: Mapping[str, str], now: Now, gates: tuple[str, ...]) -> str:

@@ -167,6 +167,10 @@ def test_each_part_makes_its_gates_stale(
     assert status.reasons == (f"{words} changed since ({', '.join(gates)}; {kernels} of 2 kernels)",)
     assert f"stale: {words} changed since" in status.line()
     resting = {contract for gate in gates for contract in registry.gate(gate).contracts} | {"C9"}
+    of_gradients = states.pop("C10")  # which is about one kernel of the two
+    reaches_them = "C10" in resting and not part.endswith("forward")
+    assert of_gradients == ("stale (1 of 1)" if reaches_them else "PASS (1 of 1)")
+    resting -= {"C10"}
     assert {contract for contract, state in states.items() if f"stale ({kernels} of 2)" in state} == resting
     assert f"Evidence: **stale**: {words} changed since" in contracts.line(known, HELD, now)
 
@@ -203,7 +207,7 @@ def rows(text: str) -> dict[str, str]:
 
 def test_states_when_all_passed(tmp_path: Path) -> None:
     text = contracts.rewrite(TABLE, loaded(some_content(), tmp_path), HELD, NOW)
-    gated = {f"C{n}": "PASS (2 of 2)" for n in (*range(1, 7), 10)}
+    gated = {f"C{n}": "PASS (2 of 2)" for n in range(1, 7)} | {"C10": "PASS (1 of 1)"}
     assert rows(text) == {**gated, "C7": "old", "C8": "old", "C9": "bound (2 of 2)"}
     assert "Evidence: **fresh**" in text and "old words" not in text and "NVIDIA H100" in text
     assert contracts.rewrite(text, loaded(some_content(), tmp_path), HELD, NOW) == text
@@ -217,6 +221,31 @@ def test_states_tell_what_did_not_pass_and_what_is_stale(tmp_path: Path) -> None
     assert rows(text)["C3"] == "PASS (1 of 2), stale (1 of 2)"
     assert rows(text)["C6"] == "FAIL (1 of 2), stale (1 of 2)"
     assert rows(text)["C9"] == "bound (1 of 2), stale (1 of 2)"
+
+
+def test_what_was_never_said_is_not_stale(tmp_path: Path) -> None:
+    """Of one kernel a gate could not run, and has changed since; of the other it passed."""
+    content = some_content()
+    content["kernels"]["abc"]["gates"]["counters"]["verdict"] = "NOT RUN"
+    known, now = loaded(content, tmp_path), {**NOW, "gate counters": "another"}
+    status = evidence.compare(known, HELD, now)
+    assert status.common == (
+        "not run (counters; 1 of 2 kernels)",
+        "gate counters changed since (counters; 1 of 2 kernels)",
+    )
+    assert contracts.states(known, HELD, now)["C3"] == "not run (1 of 2), stale (1 of 2)"
+    content["kernels"]["def"]["gates"]["counters"]["verdict"] = "NOT RUN"
+    known = loaded(content, tmp_path)
+    assert contracts.states(known, HELD, now)["C3"] == "not run (2 of 2)"
+    assert "counters" not in known.where(), "no run has said anything of it"
+
+
+def test_gates_of_the_same_kernels_are_told_together(tmp_path: Path) -> None:
+    content = some_content()
+    for name, gate in (("abc", "bitwise"), ("abc", "timing"), ("abc", "counters"), ("def", "counters")):
+        del content["kernels"][name]["gates"][gate]
+    status = evidence.compare(loaded(content, tmp_path), HELD, NOW)
+    assert status.common == ("not run (counters; 2 of 2 kernels)", "not run (bitwise, timing; 1 of 2 kernels)")
 
 
 def test_states_without_evidence() -> None:
