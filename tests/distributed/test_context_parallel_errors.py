@@ -42,12 +42,17 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"name": "attention_lse"}, "called here, on rank 0, while rank 1 called attention_lse"),
     ({"v_keys": 1}, "rank 1 refused its arguments, with an error of its own"),
     ({"causal_offset": 1}, "rank 1 refused its arguments, with an error of its own"),
+    ({"scale": "a"}, "rank 1 refused its arguments, with an error of its own"),
+    ({"window": None}, "rank 1 refused its arguments, with an error of its own"),
+    ({"window": (3, 3)}, "window: left -1 here, on rank 0, and 3 on rank 1"),
+    ({"softcap": 2.0}, "softcap: None here, on rank 0, and 2 on rank 1"),
     ({"queries": 9}, "q: [8, 9"),
     ({"keys": 7}, "k: [8, 7"),
 ]
 OWN_ERRORS = {
     "v_keys": "v: shape [2, 2, 9, 16] differs from k's [2, 2, 8, 16]",
     "causal_offset": "causal_offset: 1 without is_causal",
+    "scale": "scale: 'a'; expected a number, or None",
 }
 
 
@@ -68,7 +73,8 @@ def disagreements(device: str) -> None:
     rank = dist.get_rank()
     for change, expected in MISTAKES:
         given = GOOD | change if rank == 1 else GOOD
-        own = OWN_ERRORS.get(next(iter(change))) if rank == 1 else None
+        is_own = rank == 1 and "refused" in expected
+        own = OWN_ERRORS.get(next(iter(change)), "expected") if is_own else None
         with pytest.raises(RuntimeError) as error:
             call(device, given)
         if own is not None:
@@ -92,6 +98,10 @@ def different_backwards(device: str) -> None:
         torch.autograd.grad(two if rank == 1 else one, (q, k, v), retain_graph=True)
     torch.autograd.grad(one, (q,) if rank == 1 else (q, k, v), retain_graph=True)  # makes no difference
     torch.autograd.grad(one + two, (q, k, v))
+    parallels = [ContextParallel(), ContextParallel()]  # of two objects, too
+    outs = [each.attention(q, k, v).sum() for each in parallels]
+    with pytest.raises(RuntimeError, match="backward: of call number"):
+        torch.autograd.grad(outs[rank == 1], (q, k, v))
 
 
 def test_different_backwards(processes: Processes) -> None:
@@ -125,8 +135,19 @@ def arguments_of_one_process(device: str) -> None:
         ContextParallel(mesh).attention(q[0], q, q)
     with pytest.raises(RuntimeError, match="a mesh of 2 dimensions; supported: one"):
         ContextParallel(init_device_mesh(device, (1, count)))
-    with pytest.raises(RuntimeError, match="heads_at_once: 0; supported: 1 or more, or None"):
-        ContextParallel(mesh, heads_at_once=0)
+    for heads in (0, 1.5, "1"):
+        with pytest.raises(RuntimeError, match=f"heads_at_once: {heads}; supported: 1 or more, or None"):
+            ContextParallel(mesh, heads_at_once=heads)  # type: ignore[arg-type]
+    for far in (2**63 - 1, -(2**63)):
+        q.grad = None
+        out = ContextParallel(mesh).attention(q.requires_grad_(), q, q, is_causal=True, causal_offset=far)
+        out.sum().backward()
+        assert (out == 0).all() == (far < 0) and q.grad is not None
+    q = q.detach()
+    if device == "cpu":
+        with pytest.raises(RuntimeError, match="q: on meta, where the group has no backend; it has gloo"):
+            meta = q.to("meta")
+            ContextParallel(mesh).attention(meta, meta, meta)
     with pytest.raises(RuntimeError, match="gradients of gradients"):
         q = q.detach().requires_grad_()
         (dq,) = torch.autograd.grad(ContextParallel(mesh).attention(q, q, q).sum(), q, create_graph=True)

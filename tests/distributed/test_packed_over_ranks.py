@@ -190,18 +190,27 @@ MISTAKES = [
     ({"alignment": "top-left"}, "alignment: bottom-right True here, on rank 0, and False on rank 1"),
     ({"window": (3, 0)}, "window: left -1 here, on rank 0, and 3 on rank 1"),
     ({"softcap": 2.0}, "softcap: None here, on rank 0, and 2 on rank 1"),
-    ({"begins_q": [0, 5, 4]}, "rank 1 refused its arguments, with an error of its own"),
-    ({"alignment": "left"}, "rank 1 refused its arguments, with an error of its own"),
-    ({"window": (1, 2, 3)}, "rank 1 refused its arguments, with an error of its own"),
 ]
-# What all ranks give, and what all of them say.
-REFUSED = [
+# What is refused alike, whether one rank gives it or all.
+REFUSED: list[tuple[dict[str, object], str]] = [
     ({"begins_q": [0, 5, 4]}, r"cu_seqlens_q: \[0, 5, 4\]; supported: ascending numbers, from 0"),
     ({"begins_k": [1, 5, 8]}, r"cu_seqlens_k: \[1, 5, 8\]; supported: ascending numbers, from 0"),
-    ({"begins_q": [0, 5, 9]}, "cu_seqlens_q: ends with 9, but all ranks together have 8 rows"),
     ({"begins_k": [0, 5]}, r"cu_seqlens_k: shape \[2\]; expected \[3\]"),
+    ({"cu_seqlens_k": [0, 4, 8]}, r"cu_seqlens_k: list; expected a tensor \[sequences \+ 1\]"),
+    ({"cu_seqlens_q": None}, r"cu_seqlens_q: NoneType; expected a tensor"),
+    ({"q": None}, r"q: NoneType; expected a tensor \[rows, H, D\]"),
+    ({"v": [1.0]}, r"v: list; expected a tensor \[rows, H, D\]"),
     ({"alignment": "left"}, "alignment: 'left'; supported: 'bottom-right', 'top-left'"),
+    ({"alignment": None}, "alignment: None; supported: "),
     ({"window": (-2, 0)}, r"window: \(-2, 0\); supported: on each side -1"),
+    ({"window": (1, 2, 3)}, r"window: \(1, 2, 3\); expected \(left, right\)"),
+    ({"window": None}, r"window: None; expected \(left, right\)"),
+    ({"window": ("3", 0)}, r"window: \('3', 0\); expected \(left, right\)"),
+    ({"window": (torch.tensor(3.0), 0)}, r"window: .*; expected \(left, right\)"),
+    ({"softcap": "a"}, "softcap: 'a'; expected a number, or None"),
+    ({"softcap": -1.0}, "softcap: -1; supported: 0 for none"),
+    ({"scale": "a"}, "scale: 'a'; expected a number, or None"),
+    ({"is_causal": None}, "is_causal: None; supported: True, False"),
     ({"dtype": torch.int64}, "cu_seqlens_q: dtype int64; expected int32"),
     ({"rank": 4}, r"q: rank 4; expected 3 dimensions \[tokens, H, D\]"),
 ]
@@ -213,8 +222,11 @@ def call(device: str, change: dict[str, object]) -> Tensor:
     parallel = ContextParallel()
     q = parallel.shard(torch.ones(8, 1, 16, dtype=torch.float16, device=device), dim=0)
     q = q if rank == 3 else q[None]
-    begins = (torch.tensor(each, dtype=dtype, device=device) for each in (begins_q, begins_k))
-    return parallel.attention_varlen(q, q, q, *begins, **given)
+    begins = {
+        name: torch.tensor(each, dtype=dtype, device=device)
+        for name, each in (("cu_seqlens_q", begins_q), ("cu_seqlens_k", begins_k))
+    }
+    return parallel.attention_varlen(**{"q": q, "k": q, "v": q, **begins, **given})
 
 
 def disagreements(device: str) -> None:
@@ -225,8 +237,51 @@ def disagreements(device: str) -> None:
     for change, expected in REFUSED:
         with pytest.raises(RuntimeError, match=expected):
             call(device, change)
+        alone = expected if rank == 1 else "rank 1 refused its arguments, with an error of its own"
+        with pytest.raises(RuntimeError, match=alone):
+            call(device, change if rank == 1 else {})
+    with pytest.raises(RuntimeError, match="cu_seqlens_q: ends with 9, but all ranks together have 8 rows"):
+        call(device, {"begins_q": [0, 5, 9]})
     call(device, {})  # nobody is a step behind
 
 
 def test_what_is_refused(processes: Processes) -> None:
     processes.run(disagreements)
+
+
+def what_says_the_same_in_other_words(device: str) -> None:
+    """A list for a window, as out of a configuration file; 0 for no soft cap."""
+    rank = torch.distributed.get_rank()
+    expected = call(device, {})
+    for given in ({"window": [-1, -1]}, {"softcap": 0.0}, {"window": [-1, -1], "begins_q": [0, 3, 8]}):
+        whole = call(device, given if rank == 1 or "begins_q" in given else {})
+        assert "begins_q" in given or same_bits(whole, expected)
+    parallel, q = ContextParallel(heads_at_once=50), torch.ones(2, 1, 16, dtype=torch.float16, device=device)
+    one = parallel.attention(q[None].transpose(1, 2), *[q[None].transpose(1, 2)] * 2, window=[-1, -1])  # type: ignore[arg-type]
+    assert one.shape == (1, 1, 2, 16)
+
+
+def test_other_words(processes: Processes) -> None:
+    processes.run(what_says_the_same_in_other_words)
+
+
+def how_results_lie(device: str) -> None:
+    """As those of one process, whatever the strides of q; and gradients of one leaf are added in the same order."""
+    rng = torch.Generator().manual_seed(5)
+    parallel = ContextParallel()
+    x = normal(rng, (60, 2, 16), Target(device, torch.float16))
+    begins = torch.tensor([0, 25, 60], dtype=torch.int32, device=device)
+    mine = parallel.shard(x, dim=0)
+    for q in (mine, mine.transpose(0, 1).contiguous().transpose(0, 1), mine[:, :1].expand(-1, 2, -1)):
+        out, lse = parallel.attention_varlen_lse(q, mine, mine, begins, begins, is_causal=True)
+        assert out.is_contiguous() and lse.is_contiguous()
+    if device == "cpu":
+        whole, local = x.clone().requires_grad_(), mine.clone().requires_grad_()
+        dhp_safe_fa.attention_varlen(whole, whole, whole, begins, begins, 60, 60).sum().backward()
+        parallel.attention_varlen(local, local, local, begins, begins).sum().backward()
+        assert whole.grad is not None and local.grad is not None
+        assert same_bits(local.grad, parallel.shard(whole.grad, dim=0))
+
+
+def test_how_results_lie(processes: Processes) -> None:
+    processes.run(how_results_lie)

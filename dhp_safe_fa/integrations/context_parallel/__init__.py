@@ -13,6 +13,7 @@ wherever the sequence is cut. docs/distributed.md says what travels, and how muc
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -28,6 +29,7 @@ from dhp_safe_fa.integrations.context_parallel.agreement import (
     Fact,
     agree,
     dtype_fact,
+    meeting_device,
     number_fact,
     refuse,
     yes_or_no,
@@ -46,6 +48,8 @@ from dhp_safe_fa.integrations.context_parallel.unmodified import OverRanks
 __all__ = ["ContextParallel"]
 
 Method = TypeVar("Method", bound=Callable[..., Any])
+# How many calls each group has made, whatever objects it was made by: a backward says of which it is.
+_calls: Counter[str] = Counter()
 
 
 def _uncompiled(method: Method) -> Method:
@@ -93,12 +97,11 @@ class ContextParallel:
             raise RuntimeError("ContextParallel: ranks: None, and torch.distributed is not initialised")
         if dist.get_rank(group) < 0:
             raise RuntimeError("ContextParallel: ranks: a group that this process is no member of")
-        if heads_at_once is not None and heads_at_once < 1:
+        if heads_at_once is not None and not (isinstance(heads_at_once, int) and heads_at_once >= 1):
             raise RuntimeError(f"ContextParallel: heads_at_once: {heads_at_once}; supported: 1 or more, or None")
         self._group = group
         self._balanced = balanced
         self._heads_at_once = heads_at_once
-        self._calls = 0
 
     # ---- placement --------------------------------------------------------------------------------------------------
 
@@ -164,7 +167,7 @@ class ContextParallel:
 
         Args:
             q: local queries, [B, Hq, rows, D]; every rank may have another number of rows, also none.
-            k, v: local keys and values, [B, Hk, rows, D]; not necessarily as many as queries.
+            k, v: local keys and values, [B, Hk, rows, D], of q's head_dim; not necessarily as many as queries.
             is_causal, scale, causal_offset, window, softcap: as for :func:`dhp_safe_fa.attention`, positions counted
                 over all ranks.
 
@@ -214,14 +217,14 @@ class ContextParallel:
 
         Args:
             q: local queries, [rows, Hq, D]; every rank may have another number of rows, also none.
-            k, v: local keys and values, [rows, Hk, D]; not necessarily as many as queries.
+            k, v: local keys and values, [rows, Hk, D], of q's head_dim; not necessarily as many as queries.
             cu_seqlens_q, cu_seqlens_k: int32 [sequences + 1], the same on all ranks: where sequences begin among the
                 rows of all ranks, ascending from 0. They are read, for which the host waits. Rows behind the last
                 sequence belong to none and become 0, their lse -inf.
             is_causal, scale, alignment, window, softcap: as for :func:`dhp_safe_fa.attention_varlen`.
 
         Returns:
-            [rows, Hq, D], as :meth:`attention`. Gradients of rows of no sequence are 0.
+            [rows, Hq, D], contiguous, else as :meth:`attention`. Gradients of rows of no sequence are 0.
 
         Raises:
             RuntimeError: as :meth:`attention`, and for lengths that do not ascend from 0 or are longer than all rows.
@@ -256,41 +259,25 @@ class ContextParallel:
         """
         return OverRanks(self.attention, lambda query: self._tell_refused("attention", query))
 
-    def _tell_refused(self, name: str, q: Tensor) -> None:
+    def _tell_refused(self, name: str, *given: object) -> None:
         """Instead of a call: the other ranks, which make it, get an error at once."""
-        agree(self._group, q.device, name, [], [], refused=True)
+        agree(self._group, meeting_device(self._group, *given), name, [], [], refused=True)
 
     @_uncompiled
     def _run(self, name: str, read: Callable[..., Asked], q: Tensor, *given: Any) -> tuple[Tensor, Tensor]:
         """The call of this name, whose arguments `read` knows how to read."""
         try:
-            asked = read(q, *given)
-            tensors = asked.q, asked.k, asked.v
-            recorded = [torch.is_grad_enabled() and t.requires_grad for t in tensors]
+            if isinstance(q, Tensor) and meeting_device(self._group, q).type != q.device.type:
+                backend = dist.get_backend(self._group)
+                refuse(name, f"q: on {q.device}, where the group has no backend; it has {backend}")
+            asked = read(name, q, *given)
+            facts, recorded = self._facts(asked), self._recorded(asked)
             with computing():
-                refuse_unsupported(*tensors, asked.options, recorded)
-        except RuntimeError:
-            self._tell_refused(name, q)
+                refuse_unsupported(*asked.batched(), asked.options, recorded)
+        except Exception:  # of whatever kind: the other ranks wait for this one
+            self._tell_refused(name, q, *given)
             raise
-        q, k, _ = tensors
-        options = asked.options
-        facts = [
-            Fact("q: batch", q.shape[0]),
-            Fact("q: heads", q.shape[1]),
-            Fact("q: head_dim", q.shape[3]),
-            dtype_fact("q: dtype", q.dtype),
-            Fact("k: heads", k.shape[1]),
-            yes_or_no("is_causal:", options.is_causal),
-            number_fact("scale:", options.scale),
-            Fact("causal_offset:", options.causal_offset),
-            Fact("window: left", options.window[0]),
-            Fact("window: right", options.window[1]),
-            number_fact("softcap:", options.softcap),
-            yes_or_no("balanced:", self._balanced),
-            Fact("heads_at_once:", self._heads_at_once or k.shape[1]),
-            *(yes_or_no(f"{n}: requires_grad", need) for n, need in zip("qkv", recorded, strict=True)),
-            *asked.facts,
-        ]
+        q, k, _ = asked.batched()
         lengths = agree(self._group, q.device, name, facts, [q.shape[2], k.shape[2]])
         of_queries, of_keys = zip(*lengths, strict=True)
         queries, keys = self._chunks(name, "q", list(of_queries)), self._chunks(name, "k", list(of_keys))
@@ -303,12 +290,41 @@ class ContextParallel:
             queries,
             keys,
             sequences,
-            self._heads_at_once or k.shape[1],
-            options,
+            self._heads_of(k),
+            asked.options,
+            asked.is_packed,
             with_lse=name.endswith("_lse"),
-            number=self._calls,
+            number=_calls[self._group.group_name],
         )
-        self._calls += 1
+        _calls[self._group.group_name] += 1
         with computing():
-            out, lse = DhpAttentionOverRanks.apply(call, *tensors)  # type: ignore[no-untyped-call]
-        return (out[0].transpose(0, 1), lse[0]) if asked.is_packed else (out, lse)
+            out, lse = DhpAttentionOverRanks.apply(call, asked.q, asked.k, asked.v)  # type: ignore[no-untyped-call]
+        return out, lse
+
+    def _heads_of(self, k: Tensor) -> int:
+        """Key heads at a time, of k [B, H, rows, D]."""
+        return min(self._heads_at_once or k.shape[1], k.shape[1])
+
+    def _recorded(self, asked: Asked) -> list[bool]:
+        return [torch.is_grad_enabled() and t.requires_grad for t in (asked.q, asked.k, asked.v)]
+
+    def _facts(self, asked: Asked) -> list[Fact]:
+        q, k, _ = asked.batched()
+        options = asked.options
+        return [
+            Fact("q: batch", q.shape[0]),
+            Fact("q: heads", q.shape[1]),
+            Fact("q: head_dim", q.shape[3]),
+            dtype_fact("q: dtype", q.dtype),
+            Fact("k: heads", k.shape[1]),
+            yes_or_no("is_causal:", options.is_causal),
+            number_fact("scale:", options.scale),
+            Fact("causal_offset:", options.causal_offset),
+            Fact("window: left", options.window[0]),
+            Fact("window: right", options.window[1]),
+            number_fact("softcap:", options.softcap),
+            yes_or_no("balanced:", self._balanced),
+            Fact("heads_at_once:", self._heads_of(k)),
+            *(yes_or_no(f"{n}: requires_grad", need) for n, need in zip("qkv", self._recorded(asked), strict=True)),
+            *asked.facts,
+        ]

@@ -64,6 +64,15 @@ def refuse(call: str, sentence: str) -> NoReturn:
     raise RuntimeError(f"ContextParallel.{call}: {sentence}")
 
 
+def meeting_device(group: dist.ProcessGroup, *given: object) -> torch.device:
+    """Where a rank sends its row from: the device of the first tensor among what was given that the group's backend
+    serves, or the CPU if it serves that."""
+    own = [device.type for device in group._device_types]
+    devices = [tensor.device for tensor in given if isinstance(tensor, torch.Tensor)]
+    fitting = [device for device in devices if device.type in own]
+    return fitting[0] if fitting else torch.device("cpu" if "cpu" in own else own[0])
+
+
 def agree(
     group: dist.ProcessGroup,
     device: torch.device,
@@ -86,7 +95,7 @@ def agree(
     """
     rank, ranks = dist.get_rank(group), dist.get_world_size(group)
     mine = [int(refused), CALLS.index(call), *(fact.value for fact in facts), *lengths]
-    row = torch.tensor(mine + [0] * (WORDS - len(mine)), device=device)
+    row = torch.tensor(mine + [0] * (WORDS - len(mine)), dtype=torch.int64, device=device)
     gathered = list(row.new_empty(ranks, WORDS).unbind())
     dist.all_gather(gathered, row, group=group)
     rows: list[list[int]] = torch.stack(gathered).tolist()

@@ -1,9 +1,10 @@
-"""What a rank was asked for: a call of any kind as one of tensors [B, H, rows, D] and of sequences, or a refusal."""
+"""What a rank was asked for: a call of any kind, as tensors, options and sequences; or a refusal."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from numbers import Integral, Real
 from typing import NamedTuple, get_args
 
 import torch
@@ -11,8 +12,8 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from dhp_safe_fa._operator import fake
-from dhp_safe_fa._operator.schema import AUTOCAST, VARLEN
-from dhp_safe_fa._ops import Alignment, _sides
+from dhp_safe_fa._operator.schema import AUTOCAST
+from dhp_safe_fa._ops import Alignment
 from dhp_safe_fa.integrations.context_parallel.agreement import Fact, digest_fact, refuse, yes_or_no
 from dhp_safe_fa.integrations.context_parallel.attention import Options
 from dhp_safe_fa.integrations.context_parallel.placement import Together, packed_together
@@ -22,9 +23,9 @@ class Asked(NamedTuple):
     """One call.
 
     Attributes:
+        q, k, v: [B, H, rows, D], or [rows, H, D] if is_packed.
         sequences: of the numbers of queries and keys that all ranks have together.
         facts: what has to agree beside what every call has.
-        is_packed: the caller writes [rows, H, D].
     """
 
     q: Tensor
@@ -35,8 +36,15 @@ class Asked(NamedTuple):
     facts: list[Fact]
     is_packed: bool
 
+    def batched(self) -> tuple[Tensor, Tensor, Tensor]:
+        """q, k and v as [B, H, rows, D]."""
+        tensors = self.q, self.k, self.v
+        q, k, v = (t.transpose(0, 1).unsqueeze(0) for t in tensors) if self.is_packed else tensors
+        return q, k, v
+
 
 def dense(
+    call: str,
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -46,18 +54,19 @@ def dense(
     window: tuple[int, int],
     softcap: float | None,
 ) -> Asked:
-    q, k, v = _local("attention", q, k, v)
-    options = Options(is_causal, scale, _sides(window), softcap, causal_offset)
+    q, k, v = _local(call, "[B, H, rows, D]", q=q, k=k, v=v)
+    options = _options(call, is_causal, scale, window, softcap, causal_offset)
     fake.check(q, k, v, **options.spelt())
-    _check_widths("attention", q, v)
+    _check_widths(call, q, v)
 
     def sequences(queries: int, keys: int) -> list[Together]:
-        return [Together((0, queries), (0, keys), causal_offset)]
+        return [Together((0, queries), (0, keys), options.causal_offset)]
 
     return Asked(q, k, v, options, sequences, [], is_packed=False)
 
 
 def packed(
+    call: str,
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -69,32 +78,66 @@ def packed(
     window: tuple[int, int],
     softcap: float | None,
 ) -> Asked:
-    q, k, v = _local(VARLEN, q, k, v)
-    if alignment not in get_args(Alignment):
-        refuse(VARLEN, f"alignment: {alignment!r}; supported: {', '.join(map(repr, get_args(Alignment)))}")
-    options = Options(is_causal, scale, _sides(window, VARLEN), softcap)
+    q, k, v = _local(call, "[rows, H, D]", q=q, k=k, v=v)
+    _check_tensors(call, "[sequences + 1]", cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
+    known = get_args(Alignment)
+    if not isinstance(alignment, str) or alignment not in known:
+        refuse(call, f"alignment: {alignment!r}; supported: {', '.join(map(repr, known))}")
+    options = _options(call, is_causal, scale, window, softcap, 0)
     of_operator = options.spelt()
     del of_operator["causal_offset"]
     fake._varlen(q, k, v, cu_seqlens_q, cu_seqlens_k, 0, 0, **of_operator)  # refuses what the operator refuses
-    _check_widths(VARLEN, q, v)
-    begins = {"q": _begins("q", cu_seqlens_q), "k": _begins("k", cu_seqlens_k)}
-    facts = [digest_fact(f"cu_seqlens_{name}:", numbers) for name, numbers in begins.items()]
-    facts.append(yes_or_no("alignment: bottom-right", alignment == "bottom-right"))
-    sequences = partial(packed_together, begins["q"], begins["k"], alignment == "bottom-right")
-    q, k, v = (t.transpose(0, 1).unsqueeze(0) for t in (q, k, v))
+    _check_widths(call, q, v)
+    begins_q, begins_k = _begins(call, "q", cu_seqlens_q), _begins(call, "k", cu_seqlens_k)
+    is_bottom_right = alignment == "bottom-right"
+    facts = [
+        digest_fact("cu_seqlens_q:", begins_q),
+        digest_fact("cu_seqlens_k:", begins_k),
+        yes_or_no("alignment: bottom-right", is_bottom_right),
+    ]
+    sequences = partial(packed_together, begins_q, begins_k, is_bottom_right)
     return Asked(q, k, v, options, sequences, facts, is_packed=True)
 
 
-def _local(call: str, *tensors: Tensor) -> list[Tensor]:
-    """q, k and v, by autocast's rule for the operators."""
-    found = []
-    for name, tensor in zip("qkv", tensors, strict=True):
+# Here everything is looked at that a call of one process leaves to Python or to the operators' schemas: an error that
+# only one rank has must be one that it can tell the others of.
+
+
+def _check_tensors(call: str, shape: str, **tensors: object) -> None:
+    for name, tensor in tensors.items():
         if isinstance(tensor, DTensor):
             refuse(call, f"{name}: a DTensor; supported: the local shard, a plain tensor, as to_local() gives")
+        if not isinstance(tensor, Tensor):
+            refuse(call, f"{name}: {type(tensor).__name__}; expected a tensor {shape}")
+
+
+def _local(call: str, shape: str, **tensors: Tensor) -> list[Tensor]:
+    """By autocast's rule for the operators."""
+    _check_tensors(call, shape, **tensors)
+    found = []
+    for tensor in tensors.values():
         on = tensor.device.type
         cast = torch.is_autocast_enabled(on) and tensor.dtype in AUTOCAST
         found.append(tensor.to(torch.get_autocast_dtype(on)) if cast else tensor)
     return found
+
+
+def _options(
+    call: str, is_causal: object, scale: object, window: object, softcap: object, causal_offset: object
+) -> Options:
+    if not isinstance(is_causal, bool):
+        refuse(call, f"is_causal: {is_causal!r}; supported: True, False")
+    if not isinstance(causal_offset, Integral):
+        refuse(call, f"causal_offset: {causal_offset!r}; expected an int")
+    if not isinstance(window, (tuple, list)) or [isinstance(side, Integral) for side in window] != [True, True]:
+        refuse(call, f"window: {window!r}; expected (left, right), two numbers of keys")
+    factors = []
+    for name, value in (("scale", scale), ("softcap", softcap)):
+        if value is not None and not isinstance(value, Real):
+            refuse(call, f"{name}: {value!r}; expected a number, or None")
+        factors.append(None if value is None else float(value))
+    left, right = window
+    return Options(is_causal, factors[0], (int(left), int(right)), factors[1] or None, int(causal_offset))
 
 
 def _check_widths(call: str, q: Tensor, v: Tensor) -> None:
@@ -103,10 +146,10 @@ def _check_widths(call: str, q: Tensor, v: Tensor) -> None:
         refuse(call, f"v: head_dim {other} differs from q's {own}; supported over ranks: equal ones")
 
 
-def _begins(name: str, cu_seqlens: Tensor) -> list[int]:
+def _begins(call: str, name: str, cu_seqlens: Tensor) -> list[int]:
     found: list[int] = cu_seqlens.tolist()
     if found[0] != 0 or found != sorted(found):
-        refuse(VARLEN, f"cu_seqlens_{name}: {_short(found)}; supported: ascending numbers, from 0")
+        refuse(call, f"cu_seqlens_{name}: {_short(found)}; supported: ascending numbers, from 0")
     return found
 
 

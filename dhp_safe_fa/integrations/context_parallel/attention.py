@@ -55,7 +55,9 @@ class Options(NamedTuple):
 
     def moved(self, causal_offset: int) -> Options:
         """For queries that stand so far behind the first key, where it matters."""
-        return self._replace(causal_offset=causal_offset) if self.is_causal or self.window != (-1, -1) else self
+        if not self.is_causal and self.window == (-1, -1):
+            return self
+        return self._replace(causal_offset=min(max(causal_offset, -(2**63)), 2**63 - 1))  # all the same beyond
 
     def spelt(self) -> dict[str, Any]:
         """As in the operators' schemas."""
@@ -73,8 +75,9 @@ class Call:
         sequences: which of them attend to which; every row is in one.
         heads_at_once: key heads whose keys and values a rank holds at a time.
         options: of every call, but for where its queries stand.
+        is_packed: tensors are [rows, H, D], and lse [H, rows], where the caller sees them.
         with_lse: lse is a result, and has a gradient.
-        number: how many calls came before it.
+        number: how many calls of its group came before it.
     """
 
     group: dist.ProcessGroup
@@ -83,6 +86,7 @@ class Call:
     sequences: list[Together]
     heads_at_once: int
     options: Options
+    is_packed: bool
     with_lse: bool
     number: int
 
@@ -103,6 +107,16 @@ class Call:
         for sequence in self.sequences:
             for local, before in held(own, sequence.keys):
                 yield local, slice(*sequence.queries), self.options.moved(sequence.causal_offset - before)
+
+    def batched(self, tensor: Tensor) -> Tensor:
+        """As [B, H, rows, D], or [B, H, rows]: a view."""
+        if not self.is_packed:
+            return tensor
+        return (tensor.transpose(0, 1) if tensor.dim() == 3 else tensor).unsqueeze(0)
+
+    def empty_like(self, tensor: Tensor) -> Tensor:
+        """For a result: packed ones are contiguous, as those of one process are."""
+        return tensor.new_empty(tensor.shape) if self.is_packed else torch.empty_like(tensor)
 
     def heads(self, q: Tensor, k: Tensor) -> Iterator[tuple[slice, slice]]:
         """Query heads and key heads of one step after the other."""
@@ -130,7 +144,11 @@ class DhpAttentionOverRanks(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, call: Call, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        out, lse = torch.empty_like(q), q.new_empty(q.shape[:3], dtype=row_dtype(q))
+        out, of_rows = call.empty_like(q), q.shape[1::-1] if call.is_packed else q.shape[:3]
+        lse = q.new_empty(of_rows, dtype=row_dtype(q))
+        ctx.save_for_backward(q, k, v, out, lse)
+        results = out, lse
+        q, k, v, out, lse = map(call.batched, (q, k, v, out, lse))
         steps = list(call.heads(q, k))
         gathered = one_ahead(partial(call.start, call.keys, k[:, keys], v[:, keys]) for _, keys in steps)
         for (heads, _), arriving in zip(steps, gathered, strict=True):
@@ -141,8 +159,7 @@ class DhpAttentionOverRanks(torch.autograd.Function):
             del all_k, all_v  # before the step after next is started
         ctx.call = call
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(q, k, v, out, lse)
-        return out, lse
+        return results
 
     @staticmethod
     def backward(ctx: Any, grad_out: Tensor | None, grad_lse: Tensor | None) -> Any:
@@ -166,8 +183,12 @@ class DhpAttentionOverRanksGradients(torch.autograd.Function):
     def forward(
         _ctx: Any, call: Call, needed: tuple[bool, ...], k: Tensor, v: Tensor, *of_queries: Tensor
     ) -> tuple[Tensor | None, ...]:
+        given = of_queries[0], k, v
+        results = tuple(call.empty_like(t) if need else None for t, need in zip(given, needed, strict=True))
+        dq, dk, dv = (None if t is None else call.batched(t) for t in results)
+        k, v = call.batched(k), call.batched(v)
+        of_queries = tuple(map(call.batched, of_queries))
         q = of_queries[0]
-        dq, dk, dv = (torch.empty_like(t) if need else None for t, need in zip((q, k, v), needed, strict=True))
         starts, steps = [], []
         for heads, keys in call.heads(q, k):
             if dq is not None:
@@ -178,7 +199,7 @@ class DhpAttentionOverRanksGradients(torch.autograd.Function):
                 steps.append(partial(_key_gradients, call, dk, dv, keys, (k, v)))
         for step, arriving in zip(steps, one_ahead(starts), strict=True):
             step([each.wait() for each in arriving])
-        return dq, dk, dv
+        return results
 
     @staticmethod
     def backward(_ctx: Any, *_gradients: Tensor) -> NoReturn:
