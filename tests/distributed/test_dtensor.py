@@ -22,6 +22,8 @@ def check() -> None:
     check_forms()
     check_gradients()
     check_gradients_of_sinks()
+    check_packed()
+    check_pages()
 
 
 def check_placements() -> None:
@@ -148,6 +150,75 @@ def check_gradients_of_sinks() -> None:
             assert (communication.get_total_counts() == 0) == silent, rows
             for got, want in zip(sharded, leaves, strict=True):
                 assert same_bits(got.grad.full_tensor(), want.grad), rows
+
+
+def check_packed() -> None:
+    """Packed sequences over the heads, with sinks and without, and their gradients: silent where each process has the
+    key heads of its query heads, and no sum crosses processes."""
+    from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor, init_device_mesh
+    from torch.distributed.tensor.debug import CommDebugMode
+
+    mesh = init_device_mesh("cpu", (PROCESSES,))
+    rng = torch.Generator().manual_seed(7)
+    lengths = torch.tensor([0, 4, 4, 11], dtype=torch.int32)
+    tokens, heads, all_of_it = Shard(0), Shard(1), Replicate()
+    cases = [
+        (4, 2, heads, heads, True, True),
+        (4, 2, all_of_it, all_of_it, True, True),
+        (5, 1, heads, all_of_it, True, False),
+        (6, 3, heads, heads, False, False),
+        (4, 2, tokens, tokens, False, False),
+    ]
+    for query_heads, key_heads, place_q, place_k, silent, silent_backward in cases:
+        leaves = [torch.randn(12, h, 16, generator=rng) for h in (query_heads, key_heads, key_heads)]
+        placements = (place_q, place_k, place_k)
+        sharded = [distribute_tensor(t, mesh, [p]).requires_grad_() for t, p in zip(leaves, placements, strict=True)]
+        begins = distribute_tensor(lengths, mesh, [all_of_it])
+        leaves = [t.requires_grad_() for t in leaves]
+        want, want_lse = dhp_safe_fa.attention_varlen_lse(*leaves, lengths, lengths, 7, 7, is_causal=True)
+        with CommDebugMode() as communication:
+            out, lse = dhp_safe_fa.attention_varlen_lse(*sharded, begins, begins, 7, 7, is_causal=True)
+        case = f"{query_heads} and {key_heads} heads, q {place_q}, k and v {place_k}"
+        assert (communication.get_total_counts() == 0) == silent, case
+        for got, expected in ((out, want), (lse, want_lse)):
+            assert isinstance(got, DTensor) and same_bits(got.full_tensor(), expected), case
+        assert not silent or out.placements == (place_q,)
+        of = torch.randn(want.shape, generator=rng)
+        want.backward(of)
+        of_sharded = distribute_tensor(of, mesh, [*out.placements])
+        with CommDebugMode() as communication:
+            out.backward(of_sharded)
+        assert (communication.get_total_counts() == 0) == silent_backward, case
+        for mine, whole in zip(sharded, leaves, strict=True):
+            assert mine.grad is not None and whole.grad is not None
+            assert same_bits(mine.grad.full_tensor(), whole.grad), case
+
+
+def check_pages() -> None:
+    """A cache in pages, divided by its heads; sinks lie as the query heads do."""
+    from torch.distributed.tensor import Replicate, Shard, distribute_tensor, init_device_mesh
+    from torch.distributed.tensor.debug import CommDebugMode
+
+    mesh = init_device_mesh("cpu", (PROCESSES,))
+    rng = torch.Generator().manual_seed(7)
+    q, sinks = torch.randn(5, 4, 16, generator=rng), torch.randn(4, generator=rng)
+    k, v = torch.randn(2, 3, 16, 2, 16, generator=rng)
+    begins, used = torch.tensor([0, 2, 5], dtype=torch.int32), torch.tensor([9, 30], dtype=torch.int32)
+    table = torch.tensor([[2, 0], [1, 0]], dtype=torch.int32)
+    options = {"is_causal": True, "softcap": 3.0}
+    want = dhp_safe_fa.attention_varlen(
+        q, k, v, begins, None, 3, 30, seqused_k=used, page_table=table, sinks=sinks, **options
+    )
+    given = ((q, Shard(1)), (k, Shard(2)), (v, Shard(2)), (sinks, Shard(0)))
+    mine_q, mine_k, mine_v, mine_sinks = (distribute_tensor(t, mesh, [p]) for t, p in given)
+    whole = [distribute_tensor(t, mesh, [Replicate()]) for t in (begins, used, table)]
+    with CommDebugMode() as communication:
+        out = dhp_safe_fa.attention_varlen(
+            mine_q, mine_k, mine_v, whole[0], None, 3, 30,
+            seqused_k=whole[1], page_table=whole[2], sinks=mine_sinks, **options,
+        )  # fmt: skip
+    assert communication.get_total_counts() == 0 and out.placements == (Shard(1),)
+    assert same_bits(out.full_tensor(), want)
 
 
 def test_two_processes(tmp_path: Path) -> None:
