@@ -56,6 +56,8 @@ def test_shapes_launch_the_kernel(kernel: dict[str, object]) -> None:
     assert {shape.is_causal for shape in shapes} == {True, False}
     assert any(shape.heads_q > shape.heads_k for shape in shapes)
     assert any(shape.seqlen_k % 2 for shape in shapes)
+    tiles = [shape.seqlen_k // int(str(kernel["tile_k"])) for shape in shapes if not shape.is_causal]
+    assert tiles and min(tiles) >= forward.LEAST_TILES, "what happens from tile to tile is not under test"
     for shape in shapes:
         plan = _inspect.plan(shape.q, shape.k, shape.dtype, shape.is_causal)
         assert plan and plan["kernel"] == kernel["name"]
@@ -94,9 +96,7 @@ def test_packed_inputs_are_views(shape: inputs.Shape, monkeypatch: pytest.Monkey
     given = packed.make("normal", shape, 1, "cpu")
     called: list[tuple[Any, dict[str, Any]]] = []
     run = dhp_safe_fa.attention_varlen_lse
-    monkeypatch.setattr(
-        dhp_safe_fa, "attention_varlen_lse", lambda *a, **o: (called.append((a, o)), run(*a, **o))[1]
-    )
+    monkeypatch.setattr(dhp_safe_fa, "attention_varlen_lse", lambda *a, **o: (called.append((a, o)), run(*a, **o))[1])
     got = packed.attend(given, shape.is_causal)
     ((tensors, options),) = called
     assert [t.data_ptr() for t in tensors[:3]] == [t.data_ptr() for t in given]

@@ -1,4 +1,7 @@
-"""The forward family: sixteen kernels out of attention_fwd.cu. Why these shapes: docs/kernel.md."""
+"""The forward family: sixteen kernels out of attention_fwd.cu, and twelve for query tiles in a list.
+
+Why these shapes: docs/kernel.md.
+"""
 
 from __future__ import annotations
 
