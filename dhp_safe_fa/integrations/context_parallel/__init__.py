@@ -273,7 +273,7 @@ class ContextParallel:
             asked = read(name, q, *given)
             facts, recorded = self._facts(asked), self._recorded(asked)
             with computing():
-                refuse_unsupported(*asked.batched(), asked.options, recorded)
+                refuse_unsupported(asked.batched(), asked.options, recorded)
         except Exception:  # of whatever kind: the other ranks wait for this one
             self._tell_refused(name, q, *given)
             raise

@@ -15,7 +15,7 @@ from dhp_safe_fa._operator import fake
 from dhp_safe_fa._operator.schema import AUTOCAST
 from dhp_safe_fa._ops import Alignment
 from dhp_safe_fa.integrations.context_parallel.agreement import Fact, digest_fact, refuse, yes_or_no
-from dhp_safe_fa.integrations.context_parallel.attention import Options
+from dhp_safe_fa.integrations.context_parallel.attention import Options, batched
 from dhp_safe_fa.integrations.context_parallel.placement import Together, packed_together
 
 
@@ -36,11 +36,9 @@ class Asked(NamedTuple):
     facts: list[Fact]
     is_packed: bool
 
-    def batched(self) -> tuple[Tensor, Tensor, Tensor]:
+    def batched(self) -> list[Tensor]:
         """q, k and v as [B, H, rows, D]."""
-        tensors = self.q, self.k, self.v
-        q, k, v = (t.transpose(0, 1).unsqueeze(0) for t in tensors) if self.is_packed else tensors
-        return q, k, v
+        return batched((self.q, self.k, self.v), self.is_packed)
 
 
 def dense(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple, NoReturn
@@ -42,6 +42,13 @@ def computing() -> Iterator[None]:
 
 def is_computing() -> bool:
     return getattr(_threads, "computing", False)
+
+
+def batched(tensors: Iterable[Tensor], is_packed: bool) -> list[Tensor]:
+    """As [B, H, rows, D], and lse as [B, H, rows], of what may be packed, [rows, H, D] and [H, rows]: views."""
+    if not is_packed:
+        return list(tensors)
+    return [(t.transpose(0, 1) if t.dim() == 3 else t).unsqueeze(0) for t in tensors]
 
 
 class Options(NamedTuple):
@@ -108,12 +115,6 @@ class Call:
             for local, before in held(own, sequence.keys):
                 yield local, slice(*sequence.queries), self.options.moved(sequence.causal_offset - before)
 
-    def batched(self, tensor: Tensor) -> Tensor:
-        """As [B, H, rows, D], or [B, H, rows]: a view."""
-        if not self.is_packed:
-            return tensor
-        return (tensor.transpose(0, 1) if tensor.dim() == 3 else tensor).unsqueeze(0)
-
     def empty_like(self, tensor: Tensor) -> Tensor:
         """For a result: packed ones are contiguous, as those of one process are."""
         return tensor.new_empty(tensor.shape) if self.is_packed else torch.empty_like(tensor)
@@ -129,10 +130,10 @@ class Call:
         return [Arriving(self.group, chunks, tensor) for tensor in tensors]
 
 
-def refuse_unsupported(q: Tensor, k: Tensor, v: Tensor, options: Options, recorded: Sequence[bool]) -> None:
-    """What the operators refuse whatever the lengths, by calls without rows; recorded: whether q, k, v need gradients.
-    Later a rank that has rows would refuse, and one that has none would wait for it."""
-    q, k, v = (t.detach()[:, :, :0] for t in (q, k, v))
+def refuse_unsupported(tensors: Sequence[Tensor], options: Options, recorded: Sequence[bool]) -> None:
+    """What the operators refuse of q, k and v whatever the lengths, by calls without rows; recorded: whether they need
+    gradients. Later a rank that has rows would refuse, and one that has none would wait for it."""
+    q, k, v = (t.detach()[:, :, :0] for t in tensors)
     out, lse = attention_lse(q, k, v, **options._asdict())
     if any(recorded):
         needed = dict(zip(("need_dq", "need_dk", "need_dv"), recorded, strict=True))
@@ -148,7 +149,7 @@ class DhpAttentionOverRanks(torch.autograd.Function):
         lse = q.new_empty(of_rows, dtype=row_dtype(q))
         ctx.save_for_backward(q, k, v, out, lse)
         results = out, lse
-        q, k, v, out, lse = map(call.batched, (q, k, v, out, lse))
+        q, k, v, out, lse = batched((q, k, v, out, lse), call.is_packed)
         steps = list(call.heads(q, k))
         gathered = one_ahead(partial(call.start, call.keys, k[:, keys], v[:, keys]) for _, keys in steps)
         for (heads, _), arriving in zip(steps, gathered, strict=True):
@@ -185,9 +186,9 @@ class DhpAttentionOverRanksGradients(torch.autograd.Function):
     ) -> tuple[Tensor | None, ...]:
         given = of_queries[0], k, v
         results = tuple(call.empty_like(t) if need else None for t, need in zip(given, needed, strict=True))
-        dq, dk, dv = (None if t is None else call.batched(t) for t in results)
-        k, v = call.batched(k), call.batched(v)
-        of_queries = tuple(map(call.batched, of_queries))
+        dq, dk, dv = (None if t is None else batched([t], call.is_packed)[0] for t in results)
+        k, v, *rest = batched((k, v, *of_queries), call.is_packed)
+        of_queries = tuple(rest)
         q = of_queries[0]
         starts, steps = [], []
         for heads, keys in call.heads(q, k):
