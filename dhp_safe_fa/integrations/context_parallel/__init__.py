@@ -271,7 +271,8 @@ class ContextParallel:
                 backend = dist.get_backend(self._group)
                 refuse(name, f"q: on {q.device}, where the group has no backend; it has {backend}")
             asked = read(name, q, *given)
-            facts, recorded = self._facts(asked), self._recorded(asked)
+            recorded = [torch.is_grad_enabled() and t.requires_grad for t in (asked.q, asked.k, asked.v)]
+            facts = self._facts(asked, recorded)
             with computing():
                 refuse_unsupported(asked.batched(), asked.options, recorded)
         except Exception:  # of whatever kind: the other ranks wait for this one
@@ -305,10 +306,8 @@ class ContextParallel:
         """Key heads at a time, of k [B, H, rows, D]."""
         return min(self._heads_at_once or k.shape[1], k.shape[1])
 
-    def _recorded(self, asked: Asked) -> list[bool]:
-        return [torch.is_grad_enabled() and t.requires_grad for t in (asked.q, asked.k, asked.v)]
-
-    def _facts(self, asked: Asked) -> list[Fact]:
+    def _facts(self, asked: Asked, recorded: list[bool]) -> list[Fact]:
+        """What has to agree; recorded: whether q, k and v have gradients."""
         q, k, _ = asked.batched()
         options = asked.options
         return [
@@ -325,6 +324,6 @@ class ContextParallel:
             number_fact("softcap:", options.softcap),
             yes_or_no("balanced:", self._balanced),
             Fact("heads_at_once:", self._heads_of(k)),
-            *(yes_or_no(f"{n}: requires_grad", need) for n, need in zip("qkv", self._recorded(asked), strict=True)),
+            *(yes_or_no(f"{n}: requires_grad", need) for n, need in zip("qkv", recorded, strict=True)),
             *asked.facts,
         ]
