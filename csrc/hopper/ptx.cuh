@@ -288,6 +288,16 @@ DHP_PTX int load_word(const int32_t *from) {
   return x;
 }
 
+/* If go; else `otherwise`, at once: of a head's sink, which is secret. */
+DHP_PTX float load_one_if(int go, const float *from, float otherwise) {
+  float x = otherwise;
+  asm volatile("{.reg .pred go; setp.ne.s32 go, %1, 0; @go ld.global.f32 %0, [%2];}"
+               : "+f"(x)
+               : "r"(go), "l"(from)
+               : "memory");
+  return x;
+}
+
 /* If go; else 0, at once. */
 DHP_PTX int load_word_if(int go, const int32_t *from) {
   int x;

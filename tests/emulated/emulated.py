@@ -53,6 +53,7 @@ FAMILY = {family.name: family for family in families.families() if family.name i
 OF_FORWARD = [kernel for kernel in FAMILY["forward"].kernels if kernel.dtype == "bfloat16"]
 KERNELS = [kernel for kernel in OF_FORWARD if kernel.part == "out"]
 LISTED = [kernel for kernel in OF_FORWARD if kernel.part == "packed out"]
+FORMED = [kernel for kernel in OF_FORWARD if kernel.part.startswith("packed out ")]  # soft caps, sinks
 DECODE = [kernel for kernel in FAMILY["decode"].kernels if kernel.dtype == "bfloat16"]
 
 
@@ -94,7 +95,7 @@ def build(folder: Path, kernel: families.Kernel, host: list[Path], changes: tupl
     folder.mkdir(exist_ok=True)
     shipped: list[Shipped] = [(FAMILY["decode" if kernel in DECODE else "forward"], kernel)]
     table = shipped
-    if kernel in LISTED:
+    if kernel in (*LISTED, *FORMED):
         table = shipped = shipped + [(FAMILY["tiles"], lister) for lister in FAMILY["tiles"].kernels]
     if kernel in DECODE:  # the host compares it with one of the forward: with one that would take forever
         other = next(one for one in KERNELS if one.head_dim == kernel.head_dim)
@@ -194,15 +195,16 @@ class Emulator:
         self, q: Tensor, k: Tensor, v: Tensor, out: Tensor, cu_seqlens_q: Tensor, max_seqlen_q: int, max_seqlen_k: int,
         cu_seqlens_k: Tensor | None = None, seqused_k: Tensor | None = None, leftpad_k: Tensor | None = None,
         page_table: Tensor | None = None, is_causal: bool = False, window: tuple[int, int] = (-1, -1),
-        is_bottom_right: bool = True,
+        is_bottom_right: bool = True, softcap: float = 0.0, sinks: Tensor | None = None, scale: float | None = None,
     ) -> Tensor:  # fmt: skip
         """Writes `out`, returns lse; tensors as those of attention_varlen, in bfloat16 and int32."""
         lse = torch.full((q.shape[1], q.shape[0]), torch.nan)
         keys = [t.transpose(1, 2) if page_table is not None else packed(t) for t in (k, v)]
         call = CAttention(
             q=c_tensor(packed(q)), k=c_tensor(keys[0]), v=c_tensor(keys[1]), out=c_tensor(packed(out)),
-            lse=lse.data_ptr(), scale=q.shape[2] ** -0.5, is_causal=is_causal, is_windowed=window != (-1, -1),
-            window_left=window[0], window_right=window[1],
+            lse=lse.data_ptr(), scale=q.shape[2] ** -0.5 if scale is None else scale, is_causal=is_causal,
+            is_windowed=window != (-1, -1), window_left=window[0], window_right=window[1], softcap=softcap,
+            sinks=None if sinks is None else sinks.data_ptr(),
         )  # fmt: skip
         numbers = [t if t is None else t.data_ptr() for t in (cu_seqlens_k, seqused_k, leftpad_k, page_table)]
         args = CVarlen(

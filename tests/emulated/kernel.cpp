@@ -9,7 +9,10 @@ char shared[1]; /* never touched: addresses are numbers here */
 static void of_arguments(void **arguments) {
   const CUtensorMap *const *const maps = reinterpret_cast<const CUtensorMap *const *>(arguments);
   const dhp_fwd_params &params = *static_cast<const dhp_fwd_params *>(arguments[3]);
-#if LISTED
+#if FORM
+  dhp_attention_fwd(*maps[0], *maps[1], *maps[2], params, *static_cast<const dhp_fwd_list *>(arguments[4]),
+                    *static_cast<const dhp_fwd_forms *>(arguments[5]));
+#elif LISTED
   dhp_attention_fwd(*maps[0], *maps[1], *maps[2], params, *static_cast<const dhp_fwd_list *>(arguments[4]));
 #else
   dhp_attention_fwd(*maps[0], *maps[1], *maps[2], params);

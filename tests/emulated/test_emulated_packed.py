@@ -94,7 +94,7 @@ def cumulative(lengths: list[int]) -> Tensor:
 
 def assert_right(
     packed: Sequences, out: Tensor, lse: Tensor, is_causal: bool = False, window: tuple[int, int] = (-1, -1),
-    is_bottom_right: bool = True,
+    is_bottom_right: bool = True, softcap: float = 0.0, sinks: Tensor | None = None, scale: float | None = None,
 ) -> None:  # fmt: skip
     """Every row is what float64 says."""
     for b, (k, v) in enumerate(packed.of_sequence):
@@ -103,11 +103,12 @@ def assert_right(
         if q.shape[2] == 0:
             continue
         offset = k.shape[2] - q.shape[2] if is_bottom_right else 0
-        want, want_lse = (t[0] for t in reference(q, k, v, is_causal, causal_offset=offset, window=window)[:2])
+        given = {"causal_offset": offset, "window": window, "softcap": softcap, "sinks": sinks, "scale": scale}
+        want, want_lse = (t[0] for t in reference(q, k, v, is_causal, **given)[:2])
         got, got_lse = out[rows].transpose(0, 1).double(), lse[:, rows].double()
         seen = ~want_lse.isneginf()
         assert torch.equal(~got_lse.isneginf(), seen)
-        assert (got[~seen] == 0).all()
+        assert (got[want == 0] == 0).all()
         if seen.any():
             assert (got_lse[seen] - want_lse[seen]).abs().max() <= LSE_ERROR
             assert (got - want).norm() <= OUT_ERROR * want.norm()
@@ -265,7 +266,7 @@ def test_nothing_to_attend_to(small: Emulator) -> None:
 MISTAKES: dict[str, Substitution] = {
     "rest_of_v_not_cleared": ("clear_shared_four(piece", "clear_shared_four(0 && piece"),
     "window_one_key_short": ("column >= first[r]", "column > first[r]"),
-    "hidden_tile_rescales": (">= FIRST_KEY(step) + TILE_K ? 1.f", ">= FIRST_KEY(step) + TILE_K ? stats.rescale[r]"),
+    "hidden_tile_rescales": ("SEES_NONE_OF(r, step) ? 1.f", "SEES_NONE_OF(r, step) ? stats.rescale[r]"),
     "page_of_the_first_piece": ("of_lane.batch, piece)", "of_lane.batch, 0)"),
     "two_tiles_in_one_place": ("choose(other < b, as_long, 0)", "choose(other < 0, as_long, 0)"),
     "bad_pages_followed": ("bad |= (page < 0) | (page >= p->pages);", "bad |= page < 0;"),

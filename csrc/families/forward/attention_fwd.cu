@@ -42,6 +42,9 @@
 #include "../../hopper/products.cuh"
 #include "../../hopper/rows_out.cuh"
 #include "../../hopper/softmax.cuh"
+#if FORM
+#include "forms.cuh"
+#endif
 
 /* ---- two forms of the kernel ----------------------------------------------------------------------------------- */
 
@@ -87,11 +90,38 @@
 #define ROW_END p.seqlen_q
 #endif
 
+/*
+ * FORM: a soft cap, or sinks, of kernels with a list. A sink is a term of a row's sum from the beginning on, so a key
+ * tile of which the row sees nothing must leave it as it is, on either side of what it sees.
+ */
+#if FORM
+#define FORM_PARAMETER , const __grid_constant__ dhp_fwd_forms forms
+#define BEGIN_SUMS(r) begin_with_sink(&stats, r, &p, &forms, now.head + row[r].head, lane)
+#define CAP_SCORES()                                     \
+  do {                                                   \
+    if (FORM == DHP_FORM_SOFTCAP) cap_scores(s, &forms); \
+  } while (0)
+#define SEES_NONE_OF(r, step) \
+  ((first_column[r] >= TILE_K - lane % 4 * 2) | (limit[r] < -(lane % 4 * 2))) /* both from this lane's column on */
+#define LSE_OF_NONE(of, x) lse_of_none(&forms, of.head + x.head, is_of_none(&list, &(of)))
+#else
+#define FORM_PARAMETER
+#define BEGIN_SUMS(r)                      \
+  do {                                     \
+    stats.shift[r] = -p.highest_score;     \
+    stats.sum[r] = stats.rescale[r] = 0.f; \
+  } while (0)
+#define CAP_SCORES()
+#define SEES_NONE_OF(r, step) (row[r].first_key >= FIRST_KEY(step) + TILE_K)
+#define LSE_OF_NONE(of, x) -INFINITY
+#endif
+
 /* ---- the kernel ------------------------------------------------------------------------------------------------ */
 
 extern "C" __global__ void __launch_bounds__(CTA_THREADS, CTAS_PER_SM)
 dhp_attention_fwd(const __grid_constant__ CUtensorMap q_map, const __grid_constant__ CUtensorMap k_map,
-                  const __grid_constant__ CUtensorMap v_map, const __grid_constant__ dhp_fwd_params p LIST_PARAMETER) {
+                  const __grid_constant__ CUtensorMap v_map,
+                  const __grid_constant__ dhp_fwd_params p LIST_PARAMETER FORM_PARAMETER) {
   extern __shared__ char shared[];
   const uint32_t base = (shared_address(shared) + DHP_SHARED_ALIGN - 1) & ~(uint32_t)(DHP_SHARED_ALIGN - 1);
   const int warp = warp_index();
@@ -263,6 +293,7 @@ dhp_attention_fwd(const __grid_constant__ CUtensorMap q_map, const __grid_consta
     for (int r = 0; r < THREAD_ROWS; r++)                              \
       limit[r] = row[r].last_key - column;                             \
     SET_FIRST_COLUMNS(column);                                         \
+    CAP_SCORES();                                                      \
     float scale[THREAD_ROWS];                                          \
     softmax_shift(s, &stats, scale, &p, limit, FIRST_COLUMNS, masked); \
     if (masked) KEEP_HIDDEN(t);                                        \
@@ -300,7 +331,7 @@ dhp_attention_fwd(const __grid_constant__ CUtensorMap q_map, const __grid_consta
 /* A tile before the window of a row leaves it as it is: its rescaling, exp2(x - x rounded), need not be 1. */
 #define KEEP_HIDDEN(step)               \
   for (int r = 0; r < THREAD_ROWS; r++) \
-  stats.rescale[r] = row[r].first_key >= FIRST_KEY(step) + TILE_K ? 1.f : stats.rescale[r]
+  stats.rescale[r] = SEES_NONE_OF(r, step) ? 1.f : stats.rescale[r]
 #define CLEAR_BEYOND()                                                              \
   do {                                                                              \
     clear_rows(base + SHARED_V + pair.index * KV_BYTES, keys_of_first(&list, &now), \
@@ -323,8 +354,7 @@ dhp_attention_fwd(const __grid_constant__ CUtensorMap q_map, const __grid_consta
     t = 0;                                                 \
     for (int r = 0; r < THREAD_ROWS; r++) {                \
       row[r] = ROW_OF_THREAD(now, FIRST_ROW_OF_THREAD, r); \
-      stats.shift[r] = -p.highest_score;                   \
-      stats.sum[r] = stats.rescale[r] = 0.f;               \
+      BEGIN_SUMS(r);                                       \
     }                                                      \
   } while (0)
 
@@ -372,12 +402,13 @@ dhp_attention_fwd(const __grid_constant__ CUtensorMap q_map, const __grid_consta
   } while (0)
 
 /* Its lse = scale shift + ln(sum). */
-#define STORE_LSE(of, x, r)                                                                   \
-  do {                                                                                        \
-    const float lse = dhp_ct_log(stats.sum[r]) + stats.shift[r] * p.scale + poison;           \
-    store_one(p.lse != 0 && lane % 4 == 0 && x.row < ROW_END,                                 \
-              p.lse + ((int64_t)BATCH(of) * p.heads + of.head + x.head) * p.seqlen_q + x.row, \
-              x.last_key < 0 ? -INFINITY : lse);                                              \
+#define STORE_LSE(of, x, r)                                                                        \
+  do {                                                                                             \
+    const float lse = dhp_ct_log(stats.sum[r]) + stats.shift[r] * p.scale + poison;                \
+    const float of_none = LSE_OF_NONE(of, x); /* not within the choice, which would be a branch */ \
+    store_one(p.lse != 0 && lane % 4 == 0 && x.row < ROW_END,                                      \
+              p.lse + ((int64_t)BATCH(of) * p.heads + of.head + x.head) * p.seqlen_q + x.row,      \
+              x.last_key < 0 ? of_none : lse);                                                     \
   } while (0)
 
   /* One query tile after another; if SEAMLESS, all of them in the inner loop. */

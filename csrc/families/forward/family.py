@@ -29,18 +29,24 @@ SHAPES = [
 LISTED = {(64, 1, 32), (64, 3, 64), (128, 1, 32), (128, 2, 64), (256, 1, 64), (256, 2, 64)}
 
 
-def kernel(dtype: str, is_listed: bool, head_dim: int, tile_k: int, warpgroups: int, rows: int, *others: int) -> Kernel:
+# What those with a list are for beside plain attention: FORM, by its number in params.h.
+FORMS = ("", "sinks", "softcap")
+
+
+def kernel(
+    dtype: str, is_listed: bool, form: int, head_dim: int, tile_k: int, warpgroups: int, rows: int, *others: int
+) -> Kernel:
     name = f"fwd_{dtype}_d{head_dim}_k{tile_k}_w{warpgroups}" + ("" if rows == 64 else f"_r{rows}")
-    listed = (("LISTED", int(is_listed)),)
-    name += "_listed" if is_listed else ""
-    part = "packed out" if is_listed else "out"
-    return Kernel(name, dtype, head_dim, tile_k, warpgroups, rows, *others, part=part, extra=listed)
+    extra = (("LISTED", int(is_listed)), ("FORM", form))
+    name += ("_listed" if is_listed else "") + (f"_{FORMS[form]}" if form else "")
+    part = ("packed out" if is_listed else "out") + (f" {FORMS[form]}" if form else "")
+    return Kernel(name, dtype, head_dim, tile_k, warpgroups, rows, *others, part=part, extra=extra)
 
 
-def kernels(is_listed: bool) -> list[Kernel]:
+def kernels(is_listed: bool, form: int = 0) -> list[Kernel]:
     """Those of one form."""
     return [
-        kernel(dtype, is_listed, *shape)
+        kernel(dtype, is_listed, form, *shape)
         for dtype in ("float16", "bfloat16")
         for shape in SHAPES
         if not is_listed or (shape[0], shape[2], shape[3]) in LISTED
@@ -75,6 +81,6 @@ FAMILY = Family(
     entry="dhp_attention_fwd",
     params="params.h",
     shared_bytes="DHP_FWD_SHARED_BYTES",
-    kernels=(*kernels(False), *kernels(True)),
+    kernels=(*kernels(False), *(kernel for form in range(len(FORMS)) for kernel in kernels(True, form))),
     products=products,
 )

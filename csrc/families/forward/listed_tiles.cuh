@@ -84,6 +84,13 @@ static __device__ __forceinline__ int is_bad(const dhp_fwd_list *list, const que
   return steps[2];
 }
 
+/* Whether its rows belong to no sequence. */
+static __device__ __forceinline__ int is_of_none(const dhp_fwd_list *list, const query_tile *tile) {
+  int steps[4];
+  part_of_tile(steps, list, tile->entry, DHP_TILE_OF_STEPS);
+  return steps[3];
+}
+
 /* A row of a query tile. */
 typedef struct query_row {
   int head, row;

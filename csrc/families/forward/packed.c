@@ -1,6 +1,7 @@
 /* packed.c - see packed.h. */
 #include "packed.h"
 
+#include <float.h>
 #include <limits.h>
 #include <string.h>
 
@@ -8,6 +9,7 @@
 #include "../../error.h"
 #include "../../hopper/chip.h"
 #include "../../hopper/log2.h"
+#include "../../hopper/softmax_scale.h"
 #include "../../kernels/kernel_table.h"
 #include "../tiles/launch.h"
 #include "launch.h"
@@ -19,6 +21,19 @@ enum {
   LEAST_PAGE = 16,
   ROW_BYTES = 128 /* of a box in shared memory */
 };
+
+/* What kernels compute, by what a call asks for beside plain attention: the parts of family.py. */
+static const char *part_of(const dhp_attention *packed) {
+  return packed->softcap != 0. ? "packed out softcap" : packed->sinks ? "packed out sinks" : "packed out";
+}
+
+/* What every kernel of the family refuses; soft caps and sinks have kernels here. */
+static dhp_status check_forms(const dhp_attention *packed, dhp_error *error) {
+  dhp_attention plain = *packed;
+  plain.softcap = 0.;
+  plain.sinks = NULL;
+  return dhp_check_cuda_forms(&plain, error);
+}
 
 static int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
@@ -64,12 +79,12 @@ dhp_status dhp_plan_packed(const dhp_varlen *args, dhp_packed_plan *plan, dhp_er
   if (packed->q.dtype != DHP_FLOAT16 && packed->q.dtype != DHP_BFLOAT16)
     return dhp_fail(error, DHP_UNSUPPORTED, "q: dtype %s; supported on CUDA: float16, bfloat16",
                     dhp_dtype_name(packed->q.dtype));
-  dhp_status status = dhp_check_cuda_forms(packed, error);
+  dhp_status status = check_forms(packed, error);
   if (status == DHP_OK) status = check_sizes(args, error);
   if (status != DHP_OK) return status;
   if (dhp_family_forward.count == 0)
     return dhp_fail(error, DHP_NO_GPU, "this build has no GPU kernels: nvcc was not found when it was built");
-  const dhp_kernel_info *const fitting = dhp_family_kernel(&dhp_family_forward, packed->q.dtype, q[3], "packed out");
+  const dhp_kernel_info *const fitting = dhp_family_kernel(&dhp_family_forward, packed->q.dtype, q[3], part_of(packed));
   if (!fitting || q[3] % 8 != 0)
     return dhp_fail(error, DHP_UNSUPPORTED, "q: head_dim %lld; supported on CUDA: a multiple of 8 up to %d",
                     (long long)q[3], dhp_cuda_max_head_dim());
@@ -114,6 +129,23 @@ static dhp_status encode_maps(const dhp_session *session, const dhp_varlen *args
   return status;
 }
 
+/* Of what the softmax is taken: capped scores are scaled already; and a sink has to be a score times it. */
+static double scale_of(const dhp_attention *packed) {
+  if (packed->softcap != 0.) return 1.;
+  return packed->sinks && packed->scale < FLT_MIN ? FLT_MIN : packed->scale;
+}
+
+static dhp_fwd_forms forms_of(const dhp_attention *packed) {
+  const double cap = packed->softcap, log2_e = 1.44269504088896341;
+  const dhp_softmax_scale by = dhp_softmax_scale_of(scale_of(packed));
+  return (dhp_fwd_forms){
+      .sinks = packed->sinks,
+      .scores_of_log2 = 1.f / by.scale_log2,
+      .cap = (float)cap,
+      .exponent_of_score = cap != 0. ? (float)(2. * log2_e * packed->scale / cap) : 0.f,
+  };
+}
+
 dhp_status dhp_packed_launch(const dhp_varlen *args, const dhp_packed_plan *plan, int device, void *stream,
                              dhp_error *error) {
   dhp_session session;
@@ -128,7 +160,10 @@ dhp_status dhp_packed_launch(const dhp_varlen *args, const dhp_packed_plan *plan
   status = encode_maps(&session, args, plan, piece, maps, error);
   if (status == DHP_OK) status = dhp_tiles_launch(&session, args, plan->rows, tile_k, args->workspace, stream, error);
   if (status == DHP_OK) {
-    dhp_fwd_params params = dhp_forward_params(packed, plan->kernel->rows / plan->heads_per_tile);
+    const dhp_fwd_forms forms = forms_of(packed);
+    dhp_attention scaled = *packed;
+    scaled.scale = scale_of(packed);
+    dhp_fwd_params params = dhp_forward_params(&scaled, plan->kernel->rows / plan->heads_per_tile);
     params.items = (int32_t)plan->items;
     params.head_groups = (int32_t)(packed->q.size[1] / plan->heads_per_tile);
     params.by_head_groups = dhp_divisor_of(params.head_groups);
@@ -143,7 +178,8 @@ dhp_status dhp_packed_launch(const dhp_varlen *args, const dhp_packed_plan *plan
         .with_pages = is_paged ? -1 : 0,
         .row_in_page = is_paged ? (int32_t)page_keys - 1 : -1,
     };
-    void *arguments[] = {&maps[0], &maps[1], &maps[2], &params, &list};
+    void *arguments[] = {&maps[0], &maps[1], &maps[2],
+                         &params,  &list,    (void *)&forms}; /* the last of those with a FORM */
     const int may_overlap = plan->grid <= DHP_MULTIPROCESSORS;
     status = dhp_session_launch(&session, plan->kernel, plan->grid, arguments, may_overlap, stream, error);
   }

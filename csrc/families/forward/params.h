@@ -58,6 +58,19 @@ typedef struct dhp_fwd_list {
   int32_t row_in_page; /* bits of a key that count within its page; without pages all */
 } dhp_fwd_list;
 
+/* What a kernel of the family is for beside plain attention: its constant FORM, of kernels with a list. */
+enum { DHP_FORM_PLAIN, DHP_FORM_SINKS, DHP_FORM_SOFTCAP /* with sinks or without */ };
+
+/*
+ * Beside them, of a kernel with a FORM. With a soft cap the scale of dhp_fwd_params is 1: what it scales are capped
+ * scores.
+ */
+typedef struct dhp_fwd_forms {
+  const float *sinks;           /* [heads] or null: the content is secret */
+  float scores_of_log2;         /* 1 / scale_log2 */
+  float cap, exponent_of_score; /* score to 2 log2(e) score scale / cap */
+} dhp_fwd_forms;
+
 /*
  * Dynamic shared memory of one CTA in bytes: Q tile, tiles of K and of V, all of 2-byte elements, and an 8-byte
  * mbarrier for the q rows of each warpgroup and for each stage. A macro because it initialises a constant table.

@@ -31,10 +31,10 @@ typedef struct dhp_listed_tile {
   int32_t row, row_end;        /* query rows [row, row_end) */
   int32_t last_key, first_key; /* that query `row` may see: the next one's are one further */
   /* for its steps */
-  int32_t masked;    /* so many need the mask, the first ones */
-  int32_t plain_end; /* and those from here on */
-  int32_t is_bad;    /* 1: the lengths or the pages are none; its rows become NaN */
-  int32_t unused;
+  int32_t masked;     /* so many need the mask, the first ones */
+  int32_t plain_end;  /* and those from here on */
+  int32_t is_bad;     /* 1: the lengths or the pages are none; its rows become NaN */
+  int32_t is_of_none; /* 1: its rows belong to no sequence */
 } dhp_listed_tile;
 
 typedef struct dhp_tiles_params {

@@ -189,7 +189,7 @@ dhp_attention_tiles(const __grid_constant__ dhp_tiles_params p) {
       .masked = end_tile - quotient(seen_by_first, p.by_tile_k),
       .plain_end = end_tile - round_up(unseen_by_last, p.by_tile_k, p.tile_k),
       .is_bad = is_bad,
-      .unused = 0,
+      .is_of_none = b >= p.sequences,
   };
   dhp_listed_tile *const to = p.list + choose(exists, place, nth);
 #pragma unroll

@@ -86,6 +86,7 @@ static inline void fence_async_shared() {}
 
 static inline void load_four(uint32_t *x, const void *from) { memcpy(x, from, 16); }
 static inline int load_word(const int32_t *from) { return *from; }
+static inline float load_one_if(int go, const float *from, float otherwise) { return go ? *from : otherwise; }
 static inline int load_word_if(int go, const int32_t *from) { return go ? *from : 0; }
 
 static inline void store_word(int go, uint32_t *to, uint32_t x) {

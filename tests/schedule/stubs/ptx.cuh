@@ -75,6 +75,7 @@ static inline void store_matrices_transposed(uint32_t to, const uint32_t *x) { m
 static inline void clear_shared_four(int go, uint32_t) { sim::require(!go, "keys that count are cleared"); }
 static inline void load_four(uint32_t *x, const void *from) { memcpy(x, from, 16); }
 static inline int load_word(const int32_t *from) { return *from; }
+static inline float load_one_if(int go, const float *from, float otherwise) { return go ? *from : otherwise; }
 static inline int load_word_if(int go, const int32_t *from) { return go ? *from : 0; }
 
 static inline void or_into(void *to, uint32_t bits) { model::set_bits(to, bits); }

@@ -1,0 +1,53 @@
+/*
+ * forms.cuh - soft caps and sinks. Before this header: kernel_params, SCORES, THREAD_ROWS, and FORM, what a kernel is
+ * for beside plain attention: sinks alone, or a soft cap, with sinks or without.
+ *
+ * CT: scores and sinks meet fused multiply-adds, clamps, ex2 and rcp, and a select by the lane.
+ */
+#ifndef DHP_FORWARD_FORMS_CUH
+#define DHP_FORWARD_FORMS_CUH
+
+#include "../../hopper/softmax.cuh"
+#include "params.h"
+
+#define LOG2_E 1.44269504f
+
+/* A head's sink, or -inf without sinks. */
+static __device__ __forceinline__ float sink_of(const dhp_fwd_forms *forms, int head) {
+  return load_one_if(forms->sinks != 0, forms->sinks + head, -INFINITY);
+}
+
+/*
+ * What a row's sums begin with: its head's sink is one more term exp(sink), with a value of 0, and the highest score so
+ * far. It is brought to the unit of scores, where its rounding cancels as that of any shift does. A sink of -inf is as
+ * none. The term is in the sum of one lane of the quad.
+ */
+static __device__ __forceinline__ void begin_with_sink(row_stats *stats, int r, const kernel_params *p,
+                                                       const dhp_fwd_forms *forms, int head, int lane) {
+  const float sink = sink_of(forms, head) * LOG2_E;
+  const float shift = fmaxf(fminf(sink * forms->scores_of_log2, p->highest_score), -p->highest_score);
+  const float term = dhp_ct_exp2(fmaf(-shift, scale_of(shift, p), sink));
+  stats->shift[r] = shift;
+  stats->sum[r] = lane % 4 == 0 ? term : 0.f;
+  stats->rescale[r] = 0.f;
+}
+
+/* lse of a row that sees no key: its head's sink, but of rows of no sequence -inf. */
+static __device__ __forceinline__ float lse_of_none(const dhp_fwd_forms *forms, int head, int is_of_none) {
+  const float sink = sink_of(forms, head);
+  return is_of_none ? -INFINITY : sink;
+}
+
+/*
+ * Scores s to cap tanh(s scale / cap). tanh(x) = 1 - 2 / (e^2x + 1): where e^2x is infinite it is 1, where it is 0 -1,
+ * and its error is some 1e-7 at any x, where tanh.approx has 2^-11 of a score that may be 50.
+ */
+static __device__ __forceinline__ void cap_scores(float *s, const dhp_fwd_forms *forms) {
+#pragma unroll
+  for (int i = 0; i < SCORES; i++) {
+    const float part = dhp_ct_reciprocal(dhp_ct_exp2(s[i] * forms->exponent_of_score) + 1.f);
+    s[i] = fmaf(part, -2.f * forms->cap, forms->cap);
+  }
+}
+
+#endif
