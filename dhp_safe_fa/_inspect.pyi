@@ -19,6 +19,8 @@ def plan_packed(
     sequences: int,
     max_seqlen_q: int,
     max_seqlen_k: int,
+    softcap: float = 0.0,
+    with_sinks: bool = False,
 ) -> dict[str, Any] | None: ...
 def plan_backward(
     q_shape: Sequence[int],

@@ -145,8 +145,9 @@ def attention(
     values = v
     if _asked(_widths.differ, q, k, v):
         q, k, v, scale = _widths.fill(q, k, v, scale)
-    if window != _NO_WINDOW and _is_plain(softcap, sinks) and _asked(_windows.are_packed, q, k, v, _sides(window)):
-        out, _ = _windows.attend(q, k, v, is_causal, scale, causal_offset, window)
+    is_plain = window == _NO_WINDOW and _is_plain(softcap, sinks)
+    if not is_plain and _asked(_windows.are_packed, q, k, v, _sides(window), softcap, sinks):
+        out, _ = _windows.attend(q, k, v, is_causal, scale, causal_offset, window, softcap, sinks)
     else:
         options = (is_causal, scale, causal_offset, *_sides(window), softcap, sinks)
         out = _run(_attention, q, k, v, *options)
@@ -180,8 +181,9 @@ def attention_lse(
     values = v
     if _asked(_widths.differ, q, k, v):
         q, k, v, scale = _widths.fill(q, k, v, scale)
-    if window != _NO_WINDOW and _is_plain(softcap, sinks) and _asked(_windows.are_packed, q, k, v, _sides(window)):
-        out, lse = _windows.attend(q, k, v, is_causal, scale, causal_offset, window)
+    is_plain = window == _NO_WINDOW and _is_plain(softcap, sinks)
+    if not is_plain and _asked(_windows.are_packed, q, k, v, _sides(window), softcap, sinks):
+        out, lse = _windows.attend(q, k, v, is_causal, scale, causal_offset, window, softcap, sinks)
     else:
         options = (is_causal, scale, causal_offset, *_sides(window), softcap, sinks)
         out, lse = _run(_attention_lse, q, k, v, *options)

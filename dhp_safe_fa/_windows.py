@@ -1,4 +1,4 @@
-"""Sliding windows on CUDA: a batch as packed sequences of one length, because the kernels of those know windows.
+"""Sliding windows, soft caps and sinks on CUDA: a batch as packed sequences of one length, whose kernels know them.
 
 Which keys a row sees is said anew: a packed sequence has its last query at the last of its keys that count, and its
 window around that place. Rows behind the last one that sees a key are left out, and are 0.
@@ -6,6 +6,7 @@ window around that place. Rows behind the last one that sees a key are left out,
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -41,18 +42,22 @@ def band(queries: int, keys: int, is_causal: bool, causal_offset: int, window: t
     return Band(queries, keys, (left, right))
 
 
-def are_packed(q: object, k: object, v: object, window: tuple[int, int]) -> bool:
-    """Whether a call with this window goes this way: on CUDA, where no gradient is recorded, and if nothing is to be
+def are_packed(
+    q: object, k: object, v: object, window: tuple[int, int], softcap: float | None = None, sinks: object = None
+) -> bool:
+    """Whether a call with these goes this way: on CUDA, where no gradient is recorded, and if nothing is to be
     refused that the operator has the words for."""
-    tensors = (q, k, v)
+    tensors = (q, k, v, sinks)
     return (
         min(window) >= -1
+        and (softcap is None or 0 <= softcap < math.inf)
         and isinstance(q, Tensor)
         and isinstance(k, Tensor)
         and isinstance(v, Tensor)
         and q.is_cuda
         and q.dim() == k.dim() == v.dim() == 4
         and q.shape[0] == k.shape[0] == v.shape[0]
+        and (sinks is None or (isinstance(sinks, Tensor) and sinks.shape == q.shape[1:2]))
         and not (torch.is_grad_enabled() and any(isinstance(t, Tensor) and t.requires_grad for t in tensors))
     )
 
@@ -74,6 +79,8 @@ def attend(
     scale: float | None,
     causal_offset: int,
     window: tuple[int, int],
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """out [B, Hq, Sq, D] and lse [B, Hq, Sq] as the operator attention_lse returns them, by attention_varlen."""
     batch, _, length, _ = q.shape
@@ -83,7 +90,7 @@ def attend(
     packed, packed_lse = torch.ops.dhp.attention_varlen(
         *map(_tokens, (q[:, :, : seen.queries], k, v)),
         *(begins_q, begins_k, seen.queries, seen.keys),
-        *(False, scale, True, *seen.window, None, used),
+        *(False, scale, True, *seen.window, softcap, used, None, None, sinks),
     )
     found = packed.unflatten(0, (batch, seen.queries)).transpose(1, 2)
     found_lse = packed_lse.unflatten(1, (batch, seen.queries)).transpose(0, 1)
@@ -92,5 +99,6 @@ def attend(
         return found, found_lse.contiguous()
     lse = found_lse.new_empty(q.shape[:3])
     out[:, :, : seen.queries], out[:, :, seen.queries :] = found, 0
-    lse[:, :, : seen.queries], lse[:, :, seen.queries :] = found_lse, -torch.inf
+    lse[:, :, : seen.queries] = found_lse
+    lse[:, :, seen.queries :] = -torch.inf if sinks is None else sinks[:, None]
     return out, lse

@@ -12,13 +12,15 @@ from __future__ import annotations
 import itertools
 import sys
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 import dhp_safe_fa
 from dhp_safe_fa import _inspect
+from dhp_safe_fa.gates.families.packed import FORMS_OF
+from dhp_safe_fa.gates.families.packed import _sinks as sinks_of
 from dhp_safe_fa.gates.families.packed import attend as attend_packed
 
 # Under racecheck the CTAs of a cluster wait in vain for each other.
@@ -44,12 +46,12 @@ class Call(NamedTuple):
     is_causal: bool
     causal_offset: int
 
-    def packed_kernels(self) -> list[str]:
-        """Of those that serve it as packed sequences."""
+    def packed_kernels(self, form: dict[str, Any] | None = None) -> list[str]:
+        """Of those that serve it as packed sequences; of all forms, or of this one."""
         q, k = ((size[0] * size[2], size[1], size[3]) for size in (self.q, self.k))
-        plan = _inspect.plan_packed(q, k, self.dtype, self.q[0], self.q[2], self.k[2])
-        assert plan is not None
-        return ["tiles", str(plan["kernel"])]
+        forms = FORMS_OF.values() if form is None else [form]
+        plans = [_inspect.plan_packed(q, k, self.dtype, self.q[0], self.q[2], self.k[2], **one) for one in forms]
+        return ["tiles", *(str(plan["kernel"]) for plan in plans if plan)]
 
     def kernels(self) -> list[str]:
         """Names of the shipped kernels that serve it and its gradients, with dq and without."""
@@ -86,6 +88,20 @@ def expected(
     return out.detach(), dq, dk, dv
 
 
+def with_form(
+    q: Tensor, k: Tensor, v: Tensor, is_causal: bool, softcap: float | None = None, with_sinks: bool = False
+) -> Tensor:
+    """Attention in float32, aligned at the top left, with a soft cap or the sinks of attend_packed."""
+    key, value = (t.float().repeat_interleave(q.size(1) // k.size(1), dim=1) for t in (k, v))
+    scores = q.float() @ key.transpose(2, 3) * q.size(3) ** -0.5
+    scores = softcap * torch.tanh(scores / softcap) if softcap else scores
+    row, column = (torch.arange(n, device=q.device) for n in (q.size(2), k.size(2)))
+    scores = scores.masked_fill(column > row[:, None], -torch.inf) if is_causal else scores
+    sinks = sinks_of(q.size(1), q.device) if with_sinks else torch.full([q.size(1)], -torch.inf, device=q.device)
+    scores = torch.cat([scores, sinks[None, :, None, None].expand(*scores.shape[:3], 1)], dim=3)
+    return scores.softmax(3)[..., :-1] @ value
+
+
 def main(tool: str) -> None:
     slowed = FAILS_CLOSED.get(tool)
     right = dict.fromkeys((kernel["name"] for kernel in _inspect.kernels()), 0)  # calls with right rows, by kernel
@@ -117,12 +133,18 @@ def main(tool: str) -> None:
             right[kernel] += finished
         if call.is_causal and call.causal_offset:
             continue  # packed sequences have other places for their queries
-        packed_out, packed_lse = attend_packed((q, k, v), call.is_causal)
-        gone = packed_out.isnan().all(3) & packed_lse.isnan()
-        differs = (packed_out != out).any(3) | (packed_lse != lse)
-        assert not bool((differs & ~gone & ~lost).any()), f"packed rows have other bits: {call}"
-        for kernel in call.packed_kernels():
-            right[kernel] += not bool(gone.all())
+        for form in FORMS_OF.values():
+            packed_out, packed_lse = attend_packed((q, k, v), call.is_causal, **form)
+            gone = packed_out.isnan().all(3) & packed_lse.isnan()
+            if form:
+                true = with_form(q, k, v, call.is_causal, **form)
+                differs = (packed_out - true).abs().amax(3) > 0.05 * max(1.0, float(true.abs().max()))
+                assert not bool((differs & ~gone).any()), f"wrong packed rows: {call} {form}"
+            else:
+                differs = (packed_out != out).any(3) | (packed_lse != lse)
+                assert not bool((differs & ~gone & ~lost).any()), f"packed rows have other bits: {call}"
+            for kernel in call.packed_kernels(form):
+                right[kernel] += not bool(gone.all())
         closed += any(bool(gone.any()) for gone in failed)
     missing = [kernel for kernel, count in right.items() if count == 0 and not (slowed and kernel.startswith(slowed))]
     assert not missing, f"these kernels gave no right row: {missing}"

@@ -106,12 +106,15 @@ static py::list plan_backward(const Shape &q, const Shape &k, const std::string 
 }
 
 static py::object plan_packed(const std::array<int64_t, 3> &q, const std::array<int64_t, 3> &k,
-                              const std::string &dtype, int64_t sequences, int64_t max_seqlen_q, int64_t max_seqlen_k) {
-  static const int32_t anything = 0; /* lengths are not looked at by a plan */
+                              const std::string &dtype, int64_t sequences, int64_t max_seqlen_q, int64_t max_seqlen_k,
+                              double softcap, bool with_sinks) {
+  static const int32_t anything = 0; /* neither lengths nor sinks are looked at by a plan */
   dhp_varlen args{};
   args.packed.q = args.packed.out = contiguous({1, q[1], q[0], q[2]}, dtype_from(dtype));
   args.packed.k = args.packed.v = contiguous({1, k[1], k[0], k[2]}, args.packed.q.dtype);
   args.packed.scale = 1.f;
+  args.packed.softcap = softcap;
+  args.packed.sinks = with_sinks ? &anything : nullptr;
   args.sequences = sequences;
   args.cu_seqlens_q = args.cu_seqlens_k = &anything;
   args.max_seqlen_q = max_seqlen_q;
@@ -149,7 +152,7 @@ PYBIND11_MODULE(_inspect, m) {
         "shared_bytes; None for an empty "
         "output. ValueError names what is wrong.");
   m.def("plan_packed", &plan_packed, "q_shape"_a, "k_shape"_a, "dtype"_a, "sequences"_a, "max_seqlen_q"_a,
-        "max_seqlen_k"_a,
+        "max_seqlen_k"_a, "softcap"_a = 0., "with_sinks"_a = false,
         "The launch for packed q [tokens, Hq, D] and k, v [tokens, Hk, D] on a Hopper GPU: kernel, grid, items, "
         "heads_per_tile, rows (of a query tile), entries (of the list of query tiles); None for an empty output. "
         "ValueError names what is wrong.");

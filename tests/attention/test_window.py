@@ -162,7 +162,7 @@ def test_packed_rows_have_the_bits_of_the_call(target: Target, rng: torch.Genera
 
 
 def test_the_functions_go_this_way(rng: torch.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where a call is to be packed; soft caps and sinks are not."""
+    """Where a call is to be packed: of a window, a soft cap, or sinks."""
     q, k, v = qkv(rng, Target("cpu", torch.float32), 2, 4, 2, 30, 50, 64)
     options: Any = {"is_causal": True, "causal_offset": 20, "window": (7, 0), "scale": 0.3}
     want = dhp_safe_fa.attention_lse(q, k, v, **options)
@@ -174,9 +174,17 @@ def test_the_functions_go_this_way(rng: torch.Generator, monkeypatch: pytest.Mon
     assert all(same_bits(g, w) for g, w in zip(dhp_safe_fa.attention_lse(q, k, v, **options), want, strict=True))
     assert len(calls) == 2
     dhp_safe_fa.attention(q, k, v, is_causal=True)
-    dhp_safe_fa.attention(q, k, v, **options, softcap=3.0)
-    dhp_safe_fa.attention(q, k, v, **options, sinks=torch.zeros(4))
     assert len(calls) == 2
+    late = {"is_causal": True, "causal_offset": -9}  # rows that see no key have their head's sink as lse
+    forms: list[dict[str, Any]] = [{"softcap": 3.0}, {"sinks": torch.randn(4, generator=rng)}]
+    for form in forms:
+        for given in (options, late):
+            got = dhp_safe_fa.attention_lse(q, k, v, **given, **form)
+            with monkeypatch.context() as plain:
+                plain.setattr(_windows, "are_packed", lambda *_: False)
+                want = dhp_safe_fa.attention_lse(q, k, v, **given, **form)
+            assert all(same_bits(g, w) for g, w in zip(got, want, strict=True))
+    assert len(calls) == 6
 
 
 def strides(t: Tensor) -> list[int]:

@@ -195,9 +195,11 @@ def calls_of(kernel: dict[str, Any]) -> list[tuple[int, int, int, int, int]]:
     def launched(b: int, hq: int, hk: int, sq: int, sk: int) -> list[str]:
         q, k = (b, hq, sq, d), (b, hk, sk, d)
         backward = [each for need in (True, False) for each in _inspect.plan_backward(q, k, dtype, need_dq=need)]
-        packed = _inspect.plan_packed((b * sq, hq, d), (b * sk, hk, d), dtype, b, sq, sk)
-        assert packed is not None
-        return [plan(q, k, dtype)["kernel"], *(each["kernel"] for each in backward), packed["kernel"], "tiles"]
+        packed = [
+            _inspect.plan_packed((b * sq, hq, d), (b * sk, hk, d), dtype, b, sq, sk, *forms)
+            for forms in ((), (0.0, True), (3.0, False))
+        ]
+        return ["tiles", plan(q, k, dtype)["kernel"], *(each["kernel"] for each in (*backward, *packed) if each)]
 
     return [call for call in CALLS if kernel["name"] in launched(*call)]
 

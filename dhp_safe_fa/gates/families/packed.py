@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
@@ -52,7 +52,24 @@ def _are_paged(q: Tensor, k: Tensor) -> bool:
     return k.size(1) < q.size(1) and k.size(2) > 0 and k.size(2) % PAGE == 0
 
 
-def attend(inputs: Inputs, is_causal: bool) -> tuple[Tensor, ...]:
+# What a kernel is for beside plain attention, by the end of its part: the options of a call.
+SOFTCAP = 2.0
+FORMS_OF: dict[str, dict[str, Any]] = {
+    "packed out": {},
+    "packed out sinks": {"with_sinks": True},
+    "packed out softcap": {"softcap": SOFTCAP},
+}
+
+
+@lru_cache(maxsize=64)
+def _sinks(heads: int, device: torch.device) -> Tensor:
+    """From next to none of a row's sum to most of it: one more launch in each call would be counted."""
+    return torch.linspace(-3, 3, heads, device=device)
+
+
+def attend(
+    inputs: Inputs, is_causal: bool, *, softcap: float | None = None, with_sinks: bool = False
+) -> tuple[Tensor, ...]:
     b, h, sq, d = inputs[0].shape
     sk, device = inputs[1].size(2), inputs[0].device
     q, k, v = map(_packed, inputs)
@@ -67,6 +84,8 @@ def attend(inputs: Inputs, is_causal: bool) -> tuple[Tensor, ...]:
         alignment="top-left",
         page_table=table,
         seqused_k=used,
+        softcap=softcap,
+        sinks=_sinks(h, device) if with_sinks else None,
     )
     return out.reshape(b, sq, h, d).transpose(1, 2), lse.reshape(h, b, sq).transpose(0, 1)
 
@@ -90,10 +109,10 @@ def power(shape: Shape, seed: int, device: str) -> dict[str, Inputs]:
     return {name: _stored_by_tokens(one) for name, one in timing_inputs.power(shape, seed, device).items()}
 
 
-def _planned(shape: Shape) -> str:
+def _planned(shape: Shape, form: dict[str, Any]) -> str:
     """The kernel that goes through the list."""
     q, k = ((size[0] * size[2], size[1], size[3]) for size in (shape.q, shape.k))
-    plan = _inspect.plan_packed(q, k, shape.dtype, shape.batch, shape.seqlen_q, shape.seqlen_k)
+    plan = _inspect.plan_packed(q, k, shape.dtype, shape.batch, shape.seqlen_q, shape.seqlen_k, **form)
     return str(plan["kernel"]) if plan else ""
 
 
@@ -102,12 +121,13 @@ def subject_of(kernel: dict[str, Any], reader: dict[str, Any]) -> Subject:
     entries = {str(one["name"]): str(one["entry"]) for one in _inspect.kernels()}
     first = next(str(one["name"]) for one in _inspect.kernels() if one["family"] == "tiles")
     launched = (first, str(reader["name"]))
-    shapes = shapes_that(lambda shape: _planned(shape) == reader["name"], reader)
+    form = FORMS_OF[str(reader["part"])]
+    shapes = shapes_that(lambda shape: _planned(shape, form) == reader["name"], reader)
 
     name, sha256 = str(kernel["name"]), str(kernel["cubin_sha256"])
     subject = Subject(
         name,
-        attend,
+        partial(attend, **form),
         nullcontext,
         (name,),
         shapes,
@@ -115,7 +135,7 @@ def subject_of(kernel: dict[str, Any], reader: dict[str, Any]) -> Subject:
         make=make,
         matched=matched,
         power=power,
-        forms=FORMS,
+        forms={} if form else FORMS,  # in which there are neither caps nor sinks
         entry=str(kernel["entry"]),
     )
 
@@ -126,7 +146,7 @@ def subject_of(kernel: dict[str, Any], reader: dict[str, Any]) -> Subject:
             kernels=launched,
             cubin_sha256="",
             entry="",
-            launches=lambda shape: [(one, entries[one]) for one in (first, _planned(shape))],
+            launches=lambda shape: [(one, entries[one]) for one in (first, _planned(shape, form))],
         )
 
     return replace(subject, whole=whole)
