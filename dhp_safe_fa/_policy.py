@@ -63,6 +63,7 @@ NEED_WEIGHTS_REASON = (
 )
 
 
+
 def _not_handed_on(function: Any) -> FunctionType:
     """A mode is off while it handles a function, and what this one calls would go unseen. This is torch's own code,
     except that it does not hand itself to the mode, and so can be called with the mode on."""

@@ -250,7 +250,9 @@ def _timed(plan: Plan, cases: Sequence[Case], lineup: blocks.Lineup, count: int)
     console = Console(stderr=True)
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("times", total=count * len(cases))
-        return blocks.measure_all(cases, lineup, plan.settings(), count, "cuda", factors, lambda: bar.advance(task))
+        return blocks.measure_all(
+            cases, lineup, plan.settings(), count, "cuda", factors, lambda: bar.advance(task)
+        )
 
 
 def _kernel(kernel: ShippedKernel) -> Kernel:

@@ -121,7 +121,9 @@ def test_cuda_too_many_keys() -> None:
 SHAPES: Shapes = (Q, K, K)
 
 
-@pytest.mark.parametrize("dtype", [torch.int64, torch.int8, torch.bool, torch.complex64, torch.float8_e4m3fn], ids=str)
+@pytest.mark.parametrize(
+    "dtype", [torch.int64, torch.int8, torch.bool, torch.complex64, torch.float8_e4m3fn], ids=str
+)
 def test_dtype(place: str, dtype: torch.dtype) -> None:
     """The dtype that was given is named as torch's Python calls it."""
     name = str(dtype).removeprefix("torch.")

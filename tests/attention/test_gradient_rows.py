@@ -121,10 +121,8 @@ def test_more_keys_that_nobody_sees(case: Case, rng: torch.Generator, padding: i
 def test_more_queries_without_a_gradient(case: Case, rng: torch.Generator, padding: int) -> None:
     """Padding behind the queries, of which a loss takes nothing, adds nothing."""
     longer_q = torch.cat((case.q, other(rng, case.q)[:, :, :1].expand(-1, -1, padding, -1)), dim=2)
-    grads = [
-        torch.cat((t, torch.zeros_like(t[:, :, :1]).expand(-1, -1, padding, *t.shape[3:])), dim=2)
-        for t in (case.grad_out, case.grad_lse)
-    ]
+    grads = [torch.cat((t, torch.zeros_like(t[:, :, :1]).expand(-1, -1, padding, *t.shape[3:])), dim=2)
+             for t in (case.grad_out, case.grad_lse)]
     got = gradients(longer_q, case.k, case.v, *grads, **CAUSAL)
     assert_same(Gradients(got.dq[:, :, :SQ], got.dk, got.dv), case.found)
 
@@ -181,6 +179,7 @@ def test_few_queries_and_many_keys(target: Target, rng: torch.Generator, shape: 
     for _ in range(200 if target.device == "cuda" else 1):
         again = gradients(q, k, v, grad_out)
         assert all(same_bits(a, f) for a, f in zip(again, found, strict=True))
+
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)

@@ -67,7 +67,9 @@ SHAPES = [
 
 @pytest.mark.parametrize("options", [{}, CAUSAL, {**CAUSAL, "causal_offset": 40}, {"scale": 0.3}], ids=str)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_against_float64(target: Target, rng: torch.Generator, shape: tuple[int, ...], options: dict[str, Any]) -> None:
+def test_against_float64(
+    target: Target, rng: torch.Generator, shape: tuple[int, ...], options: dict[str, Any]
+) -> None:
     q, k, v = qkv(rng, target, *shape)
     grad_out = normal(rng, tuple(q.shape), target)
     grad_lse = torch.randn(q.shape[:3], generator=rng).to(target.device)

@@ -120,7 +120,9 @@ def panels(monkeypatch: pytest.MonkeyPatch, draw: object, report: Report, path: 
 
 
 @pytest.mark.parametrize("words", [["sweep"], ["start"], ["odd"], ["start", "sweep", "odd", "anchors"], ["1,2,8,32"]])
-def test_the_picture_has_at_most_four_panels(words: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_picture_has_at_most_four_panels(
+    words: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     report = some_report(*(some_result(case) for case in select(words, None, "cuda", quick=True)))
     path = tmp_path / "few.png"
     assert 1 <= len(panels(monkeypatch, plot.save, report, path)) <= 4

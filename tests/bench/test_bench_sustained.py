@@ -143,7 +143,9 @@ def test_wrong_outputs_are_not_run_for_seconds(gpu: FakeGpu) -> None:
 
 
 def clocked(result: Result) -> Result:
-    return dataclasses.replace(result, outcomes=(Outcome("ours", 1e-4, times(10)), Outcome("cudnn", 1e-4, times(8))))
+    return dataclasses.replace(
+        result, outcomes=(Outcome("ours", 1e-4, times(10)), Outcome("cudnn", 1e-4, times(8)))
+    )
 
 
 @pytest.mark.usefixtures("a_gpu")

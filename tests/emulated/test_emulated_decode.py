@@ -208,7 +208,9 @@ def test_a_mistake_is_found(tmp_path: Path, host: list[Path], emulators: Emulato
         assert_poisoned(forward, decode, kernel, FEW, 0)
 
 
-def test_a_warp_that_runs_ahead_of_the_loader_is_found(tmp_path: Path, host: list[Path], emulators: Emulators) -> None:
+def test_a_warp_that_runs_ahead_of_the_loader_is_found(
+    tmp_path: Path, host: list[Path], emulators: Emulators
+) -> None:
     """Where it only arrived at the barrier of a group, and had waited in vain, the loader waited for ever."""
     kernel = next(one for one in DECODE if one.head_dim == 256)  # the most groups
     arrives = ("barrier_sync(first + STAGES", "bar_arrive(first + STAGES")

@@ -179,7 +179,9 @@ def test_a_command_that_fails_is_refused(
     assert command in commands.run[-1], "something was run after the refusal"
 
 
-def test_an_untrue_readme_is_refused(project: Path, commands: Commands, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_untrue_readme_is_refused(
+    project: Path, commands: Commands, capsys: pytest.CaptureFixture[str]
+) -> None:
     commands.writes = "true today\n"
     code, _, err = ended(capsys, project)
     assert code == 1 and err.startswith("refused at readme: README.md is out of date")

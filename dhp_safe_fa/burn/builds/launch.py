@@ -1,6 +1,6 @@
 """A launch of each case by a folder's build, for a profiler.
 
-python -m dhp_safe_fa.burn.builds.launch FOLDER FAMILY CASE...
+    python -m dhp_safe_fa.burn.builds.launch FOLDER FAMILY CASE...
 """
 
 from __future__ import annotations

@@ -144,7 +144,9 @@ class Library:
         args, error = self._struct("dhp_backward"), self._struct("dhp_error")
         dq, dk, dv = (torch.empty_like(tensor) for tensor in (q, k, v))
         for name, tensor in (("q", q), ("k", k), ("v", v), ("out", out)):
-            self._describe(getattr(args.forward, name), tensor.shape, tensor.stride(), tensor.dtype, tensor.data_ptr())
+            self._describe(
+                getattr(args.forward, name), tensor.shape, tensor.stride(), tensor.dtype, tensor.data_ptr()
+            )
         for name, tensor in (("grad_out", grad_out), ("dq", dq), ("dk", dk), ("dv", dv)):
             self._describe(getattr(args, name), tensor.shape, tensor.stride(), tensor.dtype, tensor.data_ptr())
         args.forward.lse = lse.data_ptr()
@@ -185,4 +187,6 @@ class Library:
         info: Any = self._header.structs["dhp_kernel_info"].from_address(address)
         cubin = ctypes.string_at(info.cubin, info.cubin_size)
         digest = hashlib.sha256(cubin).hexdigest()
-        return ShippedKernel(info.name.decode(), cubin, digest, info.registers, info.spill_bytes, info.shared_bytes)
+        return ShippedKernel(
+            info.name.decode(), cubin, digest, info.registers, info.spill_bytes, info.shared_bytes
+        )
