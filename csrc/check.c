@@ -132,14 +132,10 @@ dhp_status dhp_check_cpu_head_dims(const dhp_attention *args, dhp_error *error) 
   return status == DHP_OK ? check_cpu_head_dim("v", &args->v, error) : status;
 }
 
-static dhp_status refuse_cuda_sinks(dhp_error *error) {
-  return dhp_fail(error, DHP_UNSUPPORTED, "sinks: given; supported on CUDA: None");
-}
+/* Which calls of what the kernels of batches have not are served on CUDA all the same. */
+#define BY_PACKED "but by attention_varlen and, where no gradient is recorded, by dhp_safe_fa.attention"
 
-dhp_status dhp_check_cuda_forms(const dhp_attention *args, dhp_error *error) {
-  if (args->softcap != 0.)
-    return dhp_fail(error, DHP_UNSUPPORTED, "softcap: %g; supported on CUDA: none", args->softcap);
-  if (args->sinks) return refuse_cuda_sinks(error);
+dhp_status dhp_check_cuda_widths(const dhp_attention *args, dhp_error *error) {
   if (args->v.size[3] != args->q.size[3])
     return dhp_fail(
         error, DHP_UNSUPPORTED,
@@ -154,11 +150,12 @@ dhp_status dhp_check_cuda_call(const dhp_attention *args, dhp_error *error) {
     return dhp_fail(error, DHP_UNSUPPORTED, "q: dtype %s; supported on CUDA: float16, bfloat16",
                     dhp_dtype_name(args->q.dtype));
   if (args->is_windowed)
-    return dhp_fail(error, DHP_UNSUPPORTED,
-                    "window: (%lld, %lld); supported on CUDA: none, (-1, -1), but by attention_varlen and, where no "
-                    "gradient is recorded, by dhp_safe_fa.attention",
+    return dhp_fail(error, DHP_UNSUPPORTED, "window: (%lld, %lld); supported on CUDA: none, (-1, -1), " BY_PACKED,
                     (long long)args->window_left, (long long)args->window_right);
-  const dhp_status status = dhp_check_cuda_forms(args, error);
+  if (args->softcap != 0.)
+    return dhp_fail(error, DHP_UNSUPPORTED, "softcap: %g; supported on CUDA: none, " BY_PACKED, args->softcap);
+  if (args->sinks) return dhp_fail(error, DHP_UNSUPPORTED, "sinks: given; supported on CUDA: None, " BY_PACKED);
+  const dhp_status status = dhp_check_cuda_widths(args, error);
   if (status != DHP_OK) return status;
   if (dhp_kernel_count() == 0)
     return dhp_fail(error, DHP_NO_GPU, "this build has no GPU kernels: nvcc was not found when it was built");
@@ -234,5 +231,6 @@ dhp_status dhp_check_sinks_gradient(const dhp_sinks_backward *args, int on_cuda,
   if (!args->lse || (!args->sinks && out->size[1] > 0))
     return dhp_fail(error, DHP_INVALID_ARGUMENT, "%s: missing; the gradient is computed from it",
                     args->lse ? "sinks" : "lse");
-  return on_cuda ? refuse_cuda_sinks(error) : check_cpu_head_dim("out", out, error);
+  if (on_cuda) return dhp_fail(error, DHP_UNSUPPORTED, "sinks: a gradient; supported on CUDA: none");
+  return check_cpu_head_dim("out", out, error);
 }

@@ -26,11 +26,12 @@ dhp_status dhp_check_sinks_gradient(const dhp_sinks_backward *args, int on_cuda,
 /* Head dimensions that the CPU kernel serves. */
 dhp_status dhp_check_cpu_head_dims(const dhp_attention *args, dhp_error *error);
 
-/* No soft cap or sinks, and v as wide as q: the rest no GPU kernel serves. */
-dhp_status dhp_check_cuda_forms(const dhp_attention *args, dhp_error *error);
+/* v as wide as q: no GPU kernel serves another. */
+dhp_status dhp_check_cuda_widths(const dhp_attention *args, dhp_error *error);
 
 /* What every GPU kernel demands of a batched call that dhp_check_arguments has let pass: a build with kernels, its
- * dtypes and head dimensions, the same forms, and no window, which only kernels of packed sequences serve. */
+ * dtypes and head dimensions, and neither a window nor a soft cap nor sinks: only kernels of packed sequences serve
+ * these. */
 dhp_status dhp_check_cuda_call(const dhp_attention *args, dhp_error *error);
 
 /* Heads of all batches, of a call with rows: so few that their number times that of a head's rows is an int64. */

@@ -14,8 +14,9 @@
  * after it returns, except that a CUDA launch reads and writes the tensors until the stream has run it.
  *
  * Errors are values: a function that can fail returns a dhp_status and, if the caller gave a dhp_error,
- * one sentence that names the argument, what was given and what is supported. After a failure no output
- * element has been written.
+ * one sentence that names the argument, what was given and what is supported. After any but
+ * DHP_DRIVER_ERROR no output element has been written; a call of several kernels, of which the driver
+ * refused a later one, may have written some.
  */
 #ifndef DHP_FA_H
 #define DHP_FA_H
@@ -228,16 +229,17 @@ typedef struct dhp_kernel_info {
   const char *name;         /* file name of the cubin without its ending; also says its constants */
   const char *family;       /* folder of csrc/families that holds its source and its host code */
   const char *entry;        /* name of the function in the cubin */
-  const char *part;         /* which results of a call it computes: "out"; "packed out" and "tiles"; "delta"; "dk dv",
-                               "dk", "dv" or "dq"; "bounds", "dq dk dv" and "dq out" */
+  const char *part;         /* which results of a call it computes: "out"; "packed out", with " sinks" or " softcap"
+                               behind it for calls of these, and "tiles"; "delta"; "dk dv", "dk", "dv" or "dq";
+                               "bounds", "dq dk dv" and "dq out" */
   const char *cubin_sha256; /* 64 hexadecimal digits */
   const void *cubin;
   size_t cubin_size;
   dhp_dtype dtype;
   int head_dim;       /* largest D it serves; smaller ones by zero fill */
   int warpgroups;     /* of 128 threads */
-  int rows;           /* query rows of a warpgroup */
-  int tile_q, tile_k; /* query rows of a CTA, keys of a step */
+  int rows;           /* of a warpgroup: query rows, or keys where it computes dk or dv */
+  int tile_q, tile_k; /* rows of a CTA, of these; keys (or query rows) of a step */
   int stages;         /* places for tiles of K and of V in shared memory */
   int ctas_per_sm;
   int step_cycles;           /* about; of a multiprocessor full of such CTAs, for one step of each */

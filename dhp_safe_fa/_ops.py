@@ -99,6 +99,33 @@ def _sides(window: tuple[int, int], operator: str = "attention") -> tuple[int, i
     return window
 
 
+def _attend(
+    operator: torch._ops.OpOverload[..., Any],
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    is_causal: bool,
+    scale: float | None,
+    causal_offset: int,
+    window: tuple[int, int],
+    softcap: float | None,
+    sinks: Tensor | None,
+) -> tuple[Tensor, Any]:
+    """A call of the operator, or of that of packed sequences where CUDA has what is asked for only there; values of a
+    head_dim of their own filled up. out, and lse if the operator returns it."""
+    values = v
+    if _asked(_widths.differ, q, k, v):
+        q, k, v, scale = _widths.fill(q, k, v, scale)
+    is_plain = window == _NO_WINDOW and _is_plain(softcap, sinks)
+    lse: Tensor | None = None
+    if not is_plain and _asked(_windows.are_packed, q, k, v, _sides(window), softcap, sinks):
+        out, lse = _windows.attend(q, k, v, is_causal, scale, causal_offset, window, softcap, sinks)
+    else:
+        found = _run(operator, q, k, v, is_causal, scale, causal_offset, *_sides(window), softcap, sinks)
+        out, lse = found if operator is _attention_lse else (found, lse)
+    return (out if v is values else _widths.narrow(out, values)), lse
+
+
 def attention(
     q: Tensor,
     k: Tensor,
@@ -126,11 +153,11 @@ def attention(
         window: (left, right), in keys; query i sees key j only if i + causal_offset - left <= j <= i + causal_offset +
             right, and under is_causal none behind i + causal_offset. -1: no bound on that side. On CUDA where no
             gradient is recorded; the batch goes as packed sequences then, copied unless stored [B, S, H, D].
-        softcap: each scaled score becomes softcap · tanh(score / softcap), as in Gemma 2. None, or 0: it stays. On the
-            CPU alone.
+        softcap: each scaled score becomes softcap · tanh(score / softcap), as in Gemma 2. None, or 0: it stays. On CUDA
+            as a window.
         sinks: [Hq], float32 (float64 for float64 inputs); exp(sinks[h]) is one more term of the sum of each row of
-            query head h, with a value of 0, as in gpt-oss (Xiao et al., 2023, have learned keys for it). On the CPU
-            alone.
+            query head h, with a value of 0, as in gpt-oss (Xiao et al., 2023, have learned keys for it). On CUDA as a
+            window.
 
     Returns:
         [B, Hq, Sq, Dv], q's dtype, strides as torch.empty_like(q) where Dv is D, else contiguous. A row that sees no
@@ -142,16 +169,7 @@ def attention(
             Hopper GPU) multiples of 8 up to ``dhp_safe_fa._inspect.build_info()["max_head_dim_cuda"]``. Also for
             forward-mode differentiation, and when a gradient is differentiated again.
     """
-    values = v
-    if _asked(_widths.differ, q, k, v):
-        q, k, v, scale = _widths.fill(q, k, v, scale)
-    is_plain = window == _NO_WINDOW and _is_plain(softcap, sinks)
-    if not is_plain and _asked(_windows.are_packed, q, k, v, _sides(window), softcap, sinks):
-        out, _ = _windows.attend(q, k, v, is_causal, scale, causal_offset, window, softcap, sinks)
-    else:
-        options = (is_causal, scale, causal_offset, *_sides(window), softcap, sinks)
-        out = _run(_attention, q, k, v, *options)
-    return out if v is values else _widths.narrow(out, values)
+    return _attend(_attention, q, k, v, is_causal, scale, causal_offset, window, softcap, sinks)[0]
 
 
 def attention_lse(
@@ -178,16 +196,8 @@ def attention_lse(
     Raises:
         RuntimeError: as :func:`attention`.
     """
-    values = v
-    if _asked(_widths.differ, q, k, v):
-        q, k, v, scale = _widths.fill(q, k, v, scale)
-    is_plain = window == _NO_WINDOW and _is_plain(softcap, sinks)
-    if not is_plain and _asked(_windows.are_packed, q, k, v, _sides(window), softcap, sinks):
-        out, lse = _windows.attend(q, k, v, is_causal, scale, causal_offset, window, softcap, sinks)
-    else:
-        options = (is_causal, scale, causal_offset, *_sides(window), softcap, sinks)
-        out, lse = _run(_attention_lse, q, k, v, *options)
-    return (out if v is values else _widths.narrow(out, values)), lse
+    out, lse = _attend(_attention_lse, q, k, v, is_causal, scale, causal_offset, window, softcap, sinks)
+    return out, lse
 
 
 Alignment = Literal["bottom-right", "top-left"]
@@ -249,9 +259,8 @@ def attention_varlen(
         RuntimeError: names the argument, what was given and what is supported. On the CPU lengths and pages are looked
             at before anything is computed. On CUDA they stay on the device, so that graphs can be replayed with others:
             what is wrong with cu_seqlens_q makes all rows NaN, what is wrong with the keys or pages of a sequence its
-            rows. Also for soft caps and sinks on CUDA; for a page_table where an input
-            requires grad and gradients are recorded; for forward-mode differentiation, and when a gradient is
-            differentiated again.
+            rows. Also for a page_table where an input requires grad and gradients are recorded; for forward-mode
+            differentiation, and when a gradient is differentiated again.
     """
     return attention_varlen_lse(
         q,

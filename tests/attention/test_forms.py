@@ -49,15 +49,16 @@ def inputs(rng: torch.Generator, target: Target, shape: tuple[int, ...], dv: int
     return (3 * q), k, normal(rng, (b, hk, sk, dv), target)
 
 
-def sinks_of(rng: torch.Generator, heads: int, dtype: torch.dtype = torch.float32) -> Tensor:
+def sinks_of(
+    rng: torch.Generator, heads: int, dtype: torch.dtype = torch.float32, device: str | torch.device = "cpu"
+) -> Tensor:
     """From far below the scores to above them."""
-    return 4 * torch.randn(heads, generator=rng).to(dtype)
+    return (4 * torch.randn(heads, generator=rng)).to(device, dtype)
 
 
 # ---- values ---------------------------------------------------------------------------------------------------------
 
 
-@on_the_cpu
 @pytest.mark.parametrize("has_sinks", [False, True], ids=["", "sinks"])
 @pytest.mark.parametrize("softcap", SOFTCAPS)
 @pytest.mark.parametrize("options", [{}, {"is_causal": True}, {"is_causal": True, "window": (70, 0)}], ids=str)
@@ -67,7 +68,7 @@ def test_against_float64(
     for shape, dv in (((1, 4, 2, 300, 300, 64), 64), ((2, 8, 2, 1, 333, 40), 24), ((1, 2, 2, 3, 150, 192), 128)):
         q, k, v = inputs(rng, target, shape, dv)
         placed = options | ({"causal_offset": k.shape[2] - q.shape[2]} if options else {})
-        form: Any = {"softcap": softcap, "sinks": sinks_of(rng, q.shape[1]) if has_sinks else None}
+        form: Any = {"softcap": softcap, "sinks": sinks_of(rng, q.shape[1], device=q.device) if has_sinks else None}
         want = reference(q, k, v, **placed, **form)
         assert_matches(*attend(q, k, v, **placed, **form), want, head_dim=q.shape[3])
 
@@ -133,30 +134,27 @@ def test_which_head_dims_are_filled_up(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not _widths.differ(torch.empty(1, 2, 8, 64), torch.empty(1, 2, 8, 64), torch.empty(1, 2, 8, 32))
 
 
-@on_the_cpu
 @pytest.mark.parametrize("softcap", [30.0, None])
 def test_accuracy(target: Target, rng: torch.Generator, softcap: float | None) -> None:
     q, k, v = qkv(rng, target, 1, 4, 2, 1024, 1024, 64)
-    options: Any = {"is_causal": True, "softcap": softcap, "sinks": sinks_of(rng, 4)}
+    options: Any = {"is_causal": True, "softcap": softcap, "sinks": sinks_of(rng, 4, device=q.device)}
     out, _ = attend(q, k, v, **options)
     want = reference(q, k, v, **options).out
     assert out.numel() >= ELEMENTS_FOR_NORM
     assert float((out.double() - want).norm() / want.norm()) <= RELATIVE_ERROR[target.dtype]
 
 
-@on_the_cpu
 def test_forms_that_change_nothing(target: Target, rng: torch.Generator) -> None:
     q, k, v = qkv(rng, target, 1, 4, 2, 150, 200, 64)
     want = attend(q, k, v, True, causal_offset=50)
-    for form in ({"softcap": 0.0}, {"sinks": torch.full([4], -torch.inf)}):
+    for form in ({"softcap": 0.0}, {"sinks": torch.full([4], -torch.inf, device=q.device)}):
         assert all(same_bits(g, w) for g, w in zip(attend(q, k, v, True, None, 50, **form), want, strict=True))
 
 
-@on_the_cpu
 def test_rows_that_see_nothing(target: Target, rng: torch.Generator) -> None:
     """Of a row without a key its head's sink is left."""
     q, k, v = qkv(rng, target, 1, 4, 2, 40, 20, 64)
-    sinks = sinks_of(rng, 4)
+    sinks = sinks_of(rng, 4, device=q.device)
     out, lse = attend(q, k, v, True, causal_offset=-10, sinks=sinks)
     assert same_bits(out[:, :, :10], torch.zeros_like(out[:, :, :10]))
     torch.testing.assert_close(lse[0, :, :10], sinks[:, None].expand(4, 10))
@@ -165,7 +163,6 @@ def test_rows_that_see_nothing(target: Target, rng: torch.Generator) -> None:
     )
 
 
-@on_the_cpu
 def test_what_is_not_finite(target: Target, rng: torch.Generator) -> None:
     """As float64 arithmetic takes it: a cap makes a score of +inf finite; a sink of +inf or NaN is its rows alone."""
     q, k, v = qkv(rng, target, 1, 4, 4, 30, 100, 64)
@@ -174,7 +171,7 @@ def test_what_is_not_finite(target: Target, rng: torch.Generator) -> None:
     for softcap in (None, 5.0):
         assert_matches(*attend(q, k, v, softcap=softcap), reference(q, k, v, softcap=softcap))
     q, k, v = qkv(rng, target, 1, 4, 4, 30, 100, 64)
-    sinks = torch.tensor([0.5, torch.nan, -torch.inf, torch.inf])
+    sinks = torch.tensor([0.5, torch.nan, -torch.inf, torch.inf], device=q.device)
     out, lse = attend(q, k, v, sinks=sinks)
     assert_matches(out[:, ::2], lse[:, ::2], reference(q[:, ::2], k[:, ::2], v[:, ::2], sinks=sinks[::2]))
     assert out[:, 1].isnan().all() and lse[:, 1].isnan().all()
@@ -184,10 +181,9 @@ def test_what_is_not_finite(target: Target, rng: torch.Generator) -> None:
 # ---- bits -----------------------------------------------------------------------------------------------------------
 
 
-@on_the_cpu
 def test_rows_of_prefill_chunks_and_decoding(target: Target, rng: torch.Generator) -> None:
     q, k, v = inputs(rng, target, (2, 8, 2, 300, 300, 64), 40)
-    form: Any = {"softcap": 4.0, "sinks": sinks_of(rng, 8)}
+    form: Any = {"softcap": 4.0, "sinks": sinks_of(rng, 8, device=q.device)}
     out, lse = attend(q, k, v, True, **form)
     for first, last in ((0, 17), (17, 140), (140, 141), (298, 300), (299, 300)):
         rows = slice(first, last)
@@ -197,34 +193,38 @@ def test_rows_of_prefill_chunks_and_decoding(target: Target, rng: torch.Generato
     assert same_bits(head[0], out[:, 4:]) and same_bits(head[1], lse[:, 4:])
 
 
-@on_the_cpu
 def test_packed_and_in_pages(target: Target, rng: torch.Generator) -> None:
     """The bits of a call for each sequence alone, wherever its keys lie and whatever lies before them."""
     queries, keys, pad, page = [5, 1, 130], [200, 96, 130], [0, 13, 1], 16
     q = 3 * normal(rng, (sum(queries), 4, 64), target)
-    tensors = [normal(rng, (sum(keys) + sum(pad), 2, d), target) for d in (64, 40)]
-    form: Any = {"softcap": 4.0, "sinks": sinks_of(rng, 4), "is_causal": True}
+    widths = (64, 40 if target.device == "cpu" else 64)  # on CUDA no other width of v in pages
+    tensors = [normal(rng, (sum(keys) + sum(pad), 2, d), target) for d in widths]
+
+    def numbers(values: list[int]) -> Tensor:
+        return torch.tensor(values, dtype=torch.int32, device=q.device)
+
+    form: Any = {"softcap": 4.0, "sinks": sinks_of(rng, 4, device=q.device), "is_causal": True}
     starts_q, starts_k = (
         [0, *torch.tensor(n).cumsum(0).tolist()] for n in (queries, [a + b for a, b in zip(keys, pad, strict=True)])
     )
     for start, count in zip(starts_k, pad, strict=False):
         for t in tensors:
             t[start : start + count] = torch.nan
-    lengths = torch.tensor(starts_q).int(), torch.tensor(starts_k).int(), max(queries), max(keys) + max(pad)
-    out, lse = dhp_safe_fa.attention_varlen_lse(q, *tensors, *lengths, **form, leftpad_k=torch.tensor(pad).int())
+    lengths = numbers(starts_q), numbers(starts_k), max(queries), max(keys) + max(pad)
+    out, lse = dhp_safe_fa.attention_varlen_lse(q, *tensors, *lengths, **form, leftpad_k=numbers(pad))
 
     pages = [[3 * 20 + 19 - i for i in range(20)][: -(-n // page)] for n in keys]
     pages = [[p - 20 * b for p in each] for b, each in enumerate(pages)]
-    cache = [torch.full([80, page, 2, t.shape[2]], torch.nan, dtype=target.dtype) for t in tensors]
+    cache = [torch.full([80, page, 2, t.shape[2]], torch.nan, dtype=target.dtype, device=q.device) for t in tensors]
     for b, (start, skip, count) in enumerate(zip(starts_k, pad, keys, strict=False)):
         for t, pool in zip(tensors, cache, strict=True):
             for i in range(count):
                 pool[pages[b][i // page], i % page] = t[start + skip + i]
-    table = torch.full([3, 20], -1, dtype=torch.int32)
+    table = torch.full([3, 20], -1, dtype=torch.int32, device=q.device)
     for b, each in enumerate(pages):
-        table[b, : len(each)] = torch.tensor(each)
+        table[b, : len(each)] = numbers(each)
     paged = dhp_safe_fa.attention_varlen_lse(
-        q, *cache, lengths[0], None, *lengths[2:], **form, seqused_k=torch.tensor(keys).int(), page_table=table
+        q, *cache, lengths[0], None, *lengths[2:], **form, seqused_k=numbers(keys), page_table=table
     )
     assert same_bits(paged[0], out) and same_bits(paged[1], lse)
 
@@ -339,9 +339,57 @@ def test_mistakes_in_values(rng: torch.Generator) -> None:
 @needs_hopper
 def test_cuda_refuses(rng: torch.Generator) -> None:
     q, k, v = qkv(rng, Target("cuda", torch.float16), 1, 2, 2, 64, 64, 64)
-    with pytest.raises(RuntimeError, match="softcap: 5; supported on CUDA: none"):
-        dhp_safe_fa.attention(q, k, v, softcap=5.0)
-    with pytest.raises(RuntimeError, match="sinks: given; supported on CUDA: None"):
-        dhp_safe_fa.attention(q, k, v, sinks=torch.zeros(2, device="cuda"))
+    sinks = torch.zeros(2, device="cuda")
+    for options, words in (
+        ({"softcap": 5.0}, "softcap: 5; supported on CUDA: none, but by attention_varlen and"),
+        ({"sinks": sinks}, "sinks: given; supported on CUDA: None, but by attention_varlen and"),
+    ):
+        for tensor in (q, k, v, *([sinks] if "sinks" in options else [])):
+            tensor.requires_grad_()
+            with pytest.raises(RuntimeError, match=words):
+                dhp_safe_fa.attention(q, k, v, **options)
+            with torch.no_grad():
+                assert dhp_safe_fa.attention(q, k, v, **options).isfinite().all()
+            tensor.requires_grad_(False)
     with pytest.raises(RuntimeError, match="v: head_dim 20 differs from q's 64; supported on CUDA: equal ones"):
         dhp_safe_fa.attention(q, k, v[..., :20])
+
+
+@needs_hopper
+def test_mistakes_on_cuda(rng: torch.Generator) -> None:
+    """Which go by packed sequences are refused in the same words."""
+    q, k, v = qkv(rng, Target("cuda", torch.float16), 1, 2, 2, 5, 6, 8)
+    for options, words in MISTAKES:
+        is_elsewhere = getattr(options.get("sinks"), "is_meta", True)
+        given = options if is_elsewhere else {"sinks": options["sinks"].cuda()}
+        with pytest.raises(RuntimeError) as caught:
+            dhp_safe_fa.attention(q, k, v, **given)
+        assert words in str(caught.value)
+
+
+@needs_hopper
+def test_compiled_and_vmapped_on_cuda(rng: torch.Generator) -> None:
+    q, k, v = inputs(rng, Target("cuda", torch.bfloat16), (2, 4, 2, 33, 70, 64), 40)
+    options: Any = {"softcap": 6.0, "sinks": sinks_of(rng, 4, device="cuda"), "is_causal": True, "causal_offset": 37}
+    out = dhp_safe_fa.attention(q, k, v, **options)
+    torch.compiler.reset()
+    compiled = torch.compile(dhp_safe_fa.attention, fullgraph=True, backend="aot_eager")
+    assert same_bits(compiled(q, k, v, **options), out)
+    mapped = torch.func.vmap(lambda *t: dhp_safe_fa.attention(*t, **options))(q[:, None], k[:, None], v[:, None])
+    assert same_bits(mapped[:, 0], out)
+
+
+@needs_hopper
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+def test_a_graph_on_cuda(rng: torch.Generator, head_dim: int) -> None:
+    """Nothing waits for the device, and sinks are read when the graph is replayed."""
+    q, k, v = qkv(rng, Target("cuda", torch.bfloat16), 2, 4, 2, 200, 300, head_dim)
+    sinks = sinks_of(rng, 4, device="cuda")
+    options: Any = {"is_causal": True, "causal_offset": 100, "softcap": 3.0, "sinks": sinks}
+    dhp_safe_fa.attention(q, k, v, **options)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = dhp_safe_fa.attention(q, k, v, **options)
+    sinks.add_(1)
+    graph.replay()
+    assert same_bits(out, dhp_safe_fa.attention(q, k, v, **options))

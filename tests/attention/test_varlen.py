@@ -299,8 +299,6 @@ ON_CUDA: list[tuple[dict[str, Any], str]] = [
     ({name: torch.zeros(1, 4, 16) for name in "qkv"}, "q: dtype float32; supported on CUDA: float16, bfloat16"),
     ({name: torch.zeros(9, 4, 20).half() for name in "qkv"}, "q: head_dim 20; supported on CUDA: a multiple of 8"),
     ({"v": torch.zeros(11, 2, 9).half()}, "v: head_dim 9 differs from q's 16; supported on CUDA: equal ones"),
-    ({"softcap": 3.0}, "softcap: 3; supported on CUDA: none"),
-    ({"sinks": torch.zeros(4)}, "sinks: "),
 ]
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from simulated import Mutation, Simulated
 
 MUTATIONS = (
@@ -155,4 +157,10 @@ LISTED = Simulated(
             ),
         ),
     ),
+)
+
+# And with soft caps and sinks. The model knows no caps, which are arithmetic between a product and its use.
+FORMS = tuple(
+    replace(LISTED, part=f"{LISTED.part} {form}", mutations=(), scheduled=left_out)
+    for form, left_out in (("sinks", ()), ("softcap", (("cap_scores(s, &forms);", "(void)0;"),)))
 )

@@ -13,10 +13,10 @@ import pytest
 from compiling import COMPILER, Substitution, families, needs_compiler, run
 from simulated import SCHEDULE, VIOLATION, Mutation, Simulated, compile_kernel, compile_object
 from simulated_backward import BACKWARD
-from simulated_forward import FORWARD, LISTED
+from simulated_forward import FORMS, FORWARD, LISTED
 from simulated_one_pass import ONE_PASS
 
-SIMULATED = [FORWARD, LISTED, BACKWARD, ONE_PASS]
+SIMULATED = [FORWARD, LISTED, *FORMS, BACKWARD, ONE_PASS]
 MACHINE = ("simulator", "barriers", "products", "main")
 # Kernels of clusters: the simulator has one CTA. tests/emulated runs all of a cluster, thread by thread, in random
 # order, with stores, loads and reads that end late and tiles that never come (test_emulated_decode.py).

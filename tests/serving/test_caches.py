@@ -47,7 +47,7 @@ def test_static_cache(name: str, dtype: torch.dtype, rng: torch.Generator) -> No
 
 @needs_hopper
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("name", ["llama", "mistral"])
+@pytest.mark.parametrize("name", MODELS)
 def test_static_cache_on_cuda(name: str, dtype: torch.dtype, rng: torch.Generator) -> None:
     """Eagerly: compiled, every step would be a graph of its own."""
     check_static_cache(build(name, rng, dtype).cuda(), rng, disable_compile=True)

@@ -175,7 +175,7 @@ def test_keys_begin_at_tiles_of_cuda(dtype: torch.dtype) -> None:
 
 @needs_hopper
 @pytest.mark.parametrize("tokens_at_a_time", [TOGETHER, CUT])
-@pytest.mark.parametrize("name", ["llama", "mistral"])
+@pytest.mark.parametrize("name", MODELS)
 def test_on_cuda(name: str, tokens_at_a_time: int, rng: torch.Generator, requests_of: Any) -> None:
     """Without graphs, which cannot be looked into."""
     model, texts = build(name, rng, torch.bfloat16).cuda(), prompts(rng, *LENGTHS)

@@ -78,7 +78,7 @@ def test_position_ids_that_restart(name: str, dtype: torch.dtype, rng: torch.Gen
 
 
 @needs_hopper
-@pytest.mark.parametrize("name", ["llama", "mistral"])
+@pytest.mark.parametrize("name", BY_POSITIONS)
 def test_on_cuda(name: str, rng: torch.Generator, counted: list[str]) -> None:
     """One call a layer where no gradient is recorded, and one for each sequence where one is."""
     model, ids, places = build(name, rng, torch.bfloat16).cuda(), tokens(rng, 2, 130).cuda(), positions(ROWS).cuda()

@@ -16,7 +16,8 @@
  * What waits for something slow is spread over the step: a share is written to shared memory in one step and leaves in
  * the next; the barrier of the next tile is tried once here and once there; statistics of the queries are read ahead.
  *
- * CT: as in attention_bwd.cu. Conversions to integers saturate and do not branch.
+ * CT: as in attention_bwd.cu; shares of dq also meet conversions to integers, which saturate and do not branch, and
+ * are added up in memory as integers, at addresses that are public.
  */
 #include <cuda.h>
 

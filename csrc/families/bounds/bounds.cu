@@ -12,8 +12,9 @@
  * A key is read by LANES lanes, eight elements each. A warp has LANES turns of 32 / LANES keys, so that each lane ends
  * up with one key: that of the turn with its number. Of neighbouring lanes then are neighbouring keys.
  *
- * CT: k and v only ever meet conversions, multiplications, additions, maxima, the logarithm of ct.h, masks and selects
- * that are public, and shuffles with constant lanes. Addresses and predicates are functions of the thread, the block
+ * CT: k and v only ever meet conversions, multiplications, additions (of words, too), maxima, the logarithm of ct.h,
+ * masks, of which those by not_finite are secret themselves, shifts and selects that are public, and shuffles with
+ * constant lanes. Addresses and predicates are functions of the thread, the block
  * index and the parameters.
  */
 #include "../../hopper/row_bounds.cuh"

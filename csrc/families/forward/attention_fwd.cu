@@ -27,10 +27,10 @@
  * need a mask come first, and the order of every sum is fixed by the keys alone: a row's bits do not depend on its
  * neighbours, its batch, its head, or whether it is computed in a prefill or alone. A masked score adds exactly 0.
  *
- * CT: q, k and v only ever meet wgmma, fused multiply-adds, selects, max, ex2, rcp, lg2, conversions and quad shuffles
- * with constant lanes. Every branch, address, barrier and predicate is a function of the block index and the launch
- * parameters, or of whether a tile has arrived. A wait is a fixed sequence of suspending tries; a warp that waited in
- * vain makes all its rows NaN from then on.
+ * CT: q, k and v only ever meet wgmma, fused multiply-adds, multiplications, additions, selects and masks by public
+ * positions, max, ex2, rcp, lg2, conversions and quad shuffles with constant lanes. Every branch, address, barrier and
+ * predicate is a function of the block index and the launch parameters, or of whether a tile has arrived. A wait is a
+ * fixed sequence of suspending tries; a warp that waited in vain makes all its rows NaN from then on.
  */
 #include <cuda.h>
 

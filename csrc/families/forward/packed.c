@@ -27,14 +27,6 @@ static const char *part_of(const dhp_attention *packed) {
   return packed->softcap != 0. ? "packed out softcap" : packed->sinks ? "packed out sinks" : "packed out";
 }
 
-/* What every kernel of the family refuses; soft caps and sinks have kernels here. */
-static dhp_status check_forms(const dhp_attention *packed, dhp_error *error) {
-  dhp_attention plain = *packed;
-  plain.softcap = 0.;
-  plain.sinks = NULL;
-  return dhp_check_cuda_forms(&plain, error);
-}
-
 static int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 /* Heads of one key head share a tile while the rows of the longest sequence fit. */
@@ -79,7 +71,7 @@ dhp_status dhp_plan_packed(const dhp_varlen *args, dhp_packed_plan *plan, dhp_er
   if (packed->q.dtype != DHP_FLOAT16 && packed->q.dtype != DHP_BFLOAT16)
     return dhp_fail(error, DHP_UNSUPPORTED, "q: dtype %s; supported on CUDA: float16, bfloat16",
                     dhp_dtype_name(packed->q.dtype));
-  dhp_status status = check_forms(packed, error);
+  dhp_status status = dhp_check_cuda_widths(packed, error);
   if (status == DHP_OK) status = check_sizes(args, error);
   if (status != DHP_OK) return status;
   if (dhp_family_forward.count == 0)

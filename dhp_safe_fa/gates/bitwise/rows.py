@@ -32,8 +32,9 @@ KEYED_OUTPUTS = ("dk", "dv")
 
 ALL = slice(None)
 
-# (inputs, stranger, is_causal) -> all outputs, computed in another form, with the stranger's values beside
-Form: TypeAlias = Callable[[Inputs, Inputs, bool], Outputs]
+# (inputs, stranger, is_causal, and what a call may ask for) -> all outputs, computed in another form, with the
+# stranger's values beside
+Form: TypeAlias = Callable[..., Outputs]
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import lru_cache, partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,7 +19,10 @@ import dhp_safe_fa
 from dhp_safe_fa import _inspect
 
 from .. import inputs as inputs_of
+from .. import sinks
 from ..bitwise.forms import FORMS
+from ..bitwise.rows import Way, attention_ways
+from ..bitwise.window_rows import window_ways
 from ..inputs import Inputs, Shape
 from ..shapes import shapes_that
 from ..subjects import Subject
@@ -52,27 +55,29 @@ def _are_paged(q: Tensor, k: Tensor) -> bool:
     return k.size(1) < q.size(1) and k.size(2) > 0 and k.size(2) % PAGE == 0
 
 
-# What a kernel is for beside plain attention, by the end of its part: the options of a call.
-SOFTCAP = 2.0
-FORMS_OF: dict[str, dict[str, Any]] = {
-    "packed out": {},
-    "packed out sinks": {"with_sinks": True},
-    "packed out softcap": {"softcap": SOFTCAP},
+class Asked(NamedTuple):
+    """What a kernel is for beside plain attention. One with a soft cap serves calls with sinks and without; they are
+    secrets, so it has them here."""
+
+    softcap: float | None
+    has_sinks: bool
+
+
+# By the part of a call that a kernel computes. The scores of normal inputs are in the cap's bend.
+ASKED = {
+    "packed out": Asked(None, False),
+    "packed out sinks": Asked(None, True),
+    "packed out softcap": Asked(2.0, True),
 }
 
 
-@lru_cache(maxsize=64)
-def _sinks(heads: int, device: torch.device) -> Tensor:
-    """From next to none of a row's sum to most of it: one more launch in each call would be counted."""
-    return torch.linspace(-3, 3, heads, device=device)
-
-
 def attend(
-    inputs: Inputs, is_causal: bool, *, softcap: float | None = None, with_sinks: bool = False
+    inputs: Inputs, is_causal: bool, *, softcap: float | None = None, window: tuple[int, int] = (-1, -1)
 ) -> tuple[Tensor, ...]:
+    """inputs: q, k, v, and sinks if there are any."""
     b, h, sq, d = inputs[0].shape
     sk, device = inputs[1].size(2), inputs[0].device
-    q, k, v = map(_packed, inputs)
+    q, k, v = map(_packed, inputs[:3])
     begins_k: Tensor | None = _lengths(b, sk, device)
     table = used = None
     if _are_paged(*inputs[:2]):
@@ -85,7 +90,8 @@ def attend(
         page_table=table,
         seqused_k=used,
         softcap=softcap,
-        sinks=_sinks(h, device) if with_sinks else None,
+        window=window,
+        sinks=sinks.of(inputs),
     )
     return out.reshape(b, sq, h, d).transpose(1, 2), lse.reshape(h, b, sq).transpose(0, 1)
 
@@ -109,11 +115,18 @@ def power(shape: Shape, seed: int, device: str) -> dict[str, Inputs]:
     return {name: _stored_by_tokens(one) for name, one in timing_inputs.power(shape, seed, device).items()}
 
 
-def _planned(shape: Shape, form: dict[str, Any]) -> str:
+def _planned(shape: Shape, form: Asked) -> str:
     """The kernel that goes through the list."""
     q, k = ((size[0] * size[2], size[1], size[3]) for size in (shape.q, shape.k))
-    plan = _inspect.plan_packed(q, k, shape.dtype, shape.batch, shape.seqlen_q, shape.seqlen_k, **form)
+    lengths = shape.batch, shape.seqlen_q, shape.seqlen_k
+    plan = _inspect.plan_packed(q, k, shape.dtype, *lengths, form.softcap or 0.0, form.has_sinks)
     return str(plan["kernel"]) if plan else ""
+
+
+def ways(softcap: float | None, subject: Subject, inputs: Inputs, stranger: Inputs, is_causal: bool) -> list[Way]:
+    """Those of attention, and those of windows, which only these kernels have."""
+    within = window_ways(subject, partial(attend, softcap=softcap), inputs, stranger, is_causal)
+    return attention_ways(subject, inputs, stranger, is_causal) + within
 
 
 def subject_of(kernel: dict[str, Any], reader: dict[str, Any]) -> Subject:
@@ -121,13 +134,13 @@ def subject_of(kernel: dict[str, Any], reader: dict[str, Any]) -> Subject:
     entries = {str(one["name"]): str(one["entry"]) for one in _inspect.kernels()}
     first = next(str(one["name"]) for one in _inspect.kernels() if one["family"] == "tiles")
     launched = (first, str(reader["name"]))
-    form = FORMS_OF[str(reader["part"])]
+    form = ASKED[str(reader["part"])]
     shapes = shapes_that(lambda shape: _planned(shape, form) == reader["name"], reader)
 
     name, sha256 = str(kernel["name"]), str(kernel["cubin_sha256"])
     subject = Subject(
         name,
-        partial(attend, **form),
+        partial(attend, softcap=form.softcap),
         nullcontext,
         (name,),
         shapes,
@@ -135,9 +148,12 @@ def subject_of(kernel: dict[str, Any], reader: dict[str, Any]) -> Subject:
         make=make,
         matched=matched,
         power=power,
-        forms={} if form else FORMS,  # in which there are neither caps nor sinks
+        ways=partial(ways, form.softcap),
+        forms={way: partial(compute, softcap=form.softcap) for way, compute in FORMS.items()},
         entry=str(kernel["entry"]),
     )
+    if form.has_sinks:
+        subject = sinks.with_sinks(subject)
 
     def whole() -> Subject:
         return replace(

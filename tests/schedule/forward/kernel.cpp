@@ -42,6 +42,7 @@ extern const forward::Shape forward::shape = {
 };
 
 #if LISTED
+#include <algorithm>
 #include <vector>
 
 /* What the family tiles would have written. Rows see all keys: what is hidden is no matter of the schedule. */
@@ -88,7 +89,14 @@ void model::run_warp() {
   p.by_head_groups = p.by_heads_per_key_head = dhp_divisor_of(1);
   static const int32_t no_page = 0;
   const dhp_fwd_list list = {tiles.data(), &no_page, 1, TILE_K, TILE_K * ROW_BYTES, 0, 0, -1};
+#if FORM
+  static float sinks[forward::HEADS]; /* none: the model's sums have no such term */
+  std::fill_n(sinks, forward::HEADS, -INFINITY);
+  const dhp_fwd_forms forms = {sinks, 1.f, 1.f, 1.f};
+  dhp_attention_fwd({forward::QUERIES}, {forward::KEYS}, {forward::VALUES}, p, list, forms);
+#else
   dhp_attention_fwd({forward::QUERIES}, {forward::KEYS}, {forward::VALUES}, p, list);
+#endif
 #else
   dhp_attention_fwd({forward::QUERIES}, {forward::KEYS}, {forward::VALUES}, p);
 #endif
