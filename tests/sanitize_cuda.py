@@ -4,7 +4,8 @@ on a Hopper GPU.
 Odd lengths, causal and full, GQA, a query longer than its keys, fully masked rows, head dimensions that need zero fill.
 Every output row must be right, or NaN from end to end: the tools slow the warps that load, now and then by more than
 the kernel is willing to wait for a tile; it must then fail closed, never return wrong numbers. Every kernel must give a
-right row at least once, but for those that racecheck, named as the argument, always slows too much.
+right row at least once, but for those that racecheck, named as the argument, always slows too much. A second argument
+is a part of the names of the kernels that are wanted; others run only beside them.
 """
 
 from __future__ import annotations
@@ -12,15 +13,15 @@ from __future__ import annotations
 import itertools
 import sys
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 import dhp_safe_fa
 from dhp_safe_fa import _inspect
-from dhp_safe_fa.gates.families.packed import FORMS_OF
-from dhp_safe_fa.gates.families.packed import _sinks as sinks_of
+from dhp_safe_fa.gates import sinks as sinks_of
+from dhp_safe_fa.gates.families.packed import ASKED, Asked
 from dhp_safe_fa.gates.families.packed import attend as attend_packed
 
 # Under racecheck the CTAs of a cluster wait in vain for each other.
@@ -46,12 +47,12 @@ class Call(NamedTuple):
     is_causal: bool
     causal_offset: int
 
-    def packed_kernels(self, form: dict[str, Any] | None = None) -> list[str]:
-        """Of those that serve it as packed sequences; of all forms, or of this one."""
+    def packed_kernels(self, asked: Asked) -> list[str]:
+        """Of those that serve it as packed sequences."""
         q, k = ((size[0] * size[2], size[1], size[3]) for size in (self.q, self.k))
-        forms = FORMS_OF.values() if form is None else [form]
-        plans = [_inspect.plan_packed(q, k, self.dtype, self.q[0], self.q[2], self.k[2], **one) for one in forms]
-        return ["tiles", *(str(plan["kernel"]) for plan in plans if plan)]
+        lengths = self.q[0], self.q[2], self.k[2]
+        plan = _inspect.plan_packed(q, k, self.dtype, *lengths, asked.softcap or 0.0, asked.has_sinks)
+        return ["tiles", *([str(plan["kernel"])] if plan else [])]
 
     def kernels(self) -> list[str]:
         """Names of the shipped kernels that serve it and its gradients, with dq and without."""
@@ -88,25 +89,44 @@ def expected(
     return out.detach(), dq, dk, dv
 
 
-def with_form(
-    q: Tensor, k: Tensor, v: Tensor, is_causal: bool, softcap: float | None = None, with_sinks: bool = False
-) -> Tensor:
-    """Attention in float32, aligned at the top left, with a soft cap or the sinks of attend_packed."""
+def with_form(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, softcap: float | None, sinks: Tensor) -> Tensor:
+    """Attention in float32, aligned at the top left, with sinks and perhaps a soft cap."""
     key, value = (t.float().repeat_interleave(q.size(1) // k.size(1), dim=1) for t in (k, v))
     scores = q.float() @ key.transpose(2, 3) * q.size(3) ** -0.5
     scores = softcap * torch.tanh(scores / softcap) if softcap else scores
     row, column = (torch.arange(n, device=q.device) for n in (q.size(2), k.size(2)))
     scores = scores.masked_fill(column > row[:, None], -torch.inf) if is_causal else scores
-    sinks = sinks_of(q.size(1), q.device) if with_sinks else torch.full([q.size(1)], -torch.inf, device=q.device)
     scores = torch.cat([scores, sinks[None, :, None, None].expand(*scores.shape[:3], 1)], dim=3)
     return scores.softmax(3)[..., :-1] @ value
 
 
-def main(tool: str) -> None:
+def check_packed(call: Call, asked: Asked, inputs: tuple[Tensor, ...], out: Tensor, lse: Tensor) -> bool:
+    """Whether not all rows failed closed. out, lse: of the call without a form."""
+    sinks = torch.randn(call.q[1], device="cuda") * 3
+    given = sinks_of.beside(inputs, sinks) if asked.has_sinks else inputs
+    packed_out, packed_lse = attend_packed(given, call.is_causal, softcap=asked.softcap)
+    gone = packed_out.isnan().all(3) & packed_lse.isnan()
+    if asked.has_sinks:
+        q, k, v = inputs
+        true = with_form(q, k, v, call.is_causal, asked.softcap, sinks)
+        differs = (packed_out - true).abs().amax(3) > 0.05 * max(1.0, float(true.abs().max()))
+    else:
+        lost = out.isnan().all(3) & lse.isnan()
+        differs = ((packed_out != out).any(3) | (packed_lse != lse)) & ~lost
+    assert not bool((differs & ~gone).any()), f"wrong packed rows: {call} {asked}"
+    return not bool(gone.all())
+
+
+def main(tool: str, wanted: str) -> None:
     slowed = FAILS_CLOSED.get(tool)
-    right = dict.fromkeys((kernel["name"] for kernel in _inspect.kernels()), 0)  # calls with right rows, by kernel
+    names = [str(kernel["name"]) for kernel in _inspect.kernels() if wanted in str(kernel["name"])]
+    right = dict.fromkeys(names, 0)  # calls with right rows, by kernel
     closed = 0
     for call in calls():
+        is_packed = not (call.is_causal and call.causal_offset)  # packed queries have other places
+        launched = {asked: call.packed_kernels(asked) for asked in (ASKED.values() if is_packed else ())}
+        if not right.keys() & {*call.kernels(), *(name for some in launched.values() for name in some)}:
+            continue
         dtype = getattr(torch, call.dtype)
         q, grad_out = torch.randn(2, *call.q, device="cuda").to(dtype)
         k, v = torch.randn(2, *call.k, device="cuda").to(dtype)
@@ -116,7 +136,7 @@ def main(tool: str) -> None:
         lost = out.isnan().all(3) & lse.isnan()
         forward_failed = bool(lost.any())
         gradients: tuple[Tensor, ...] = ()
-        if not forward_failed:  # else its gradients are NaN, too
+        if not forward_failed and right.keys() & {*call.kernels()[1:]}:  # else its gradients are NaN, too
             inputs = grad_out, q, k, v, out, lse
             without_dq = torch.ops.dhp.attention_backward(*inputs, **mask, need_dq=False)[1:]
             gradients = (*torch.ops.dhp.attention_backward(*inputs, **mask), *without_dq)
@@ -129,22 +149,13 @@ def main(tool: str) -> None:
             wrong = (found - true).abs().amax(3) > 0.05 * max(1.0, float(true.abs().max()))
             assert not bool(((wrong | found.isnan().any(3)) & ~gone).any()), f"wrong rows of {name}: {call}"
         finished = not any(bool(gone.all()) for gone in failed)
-        for kernel in call.kernels()[: 1 if forward_failed else None]:
+        for kernel in right.keys() & {*call.kernels()[: 1 if forward_failed else None]}:
             right[kernel] += finished
-        if call.is_causal and call.causal_offset:
-            continue  # packed sequences have other places for their queries
-        for form in FORMS_OF.values():
-            packed_out, packed_lse = attend_packed((q, k, v), call.is_causal, **form)
-            gone = packed_out.isnan().all(3) & packed_lse.isnan()
-            if form:
-                true = with_form(q, k, v, call.is_causal, **form)
-                differs = (packed_out - true).abs().amax(3) > 0.05 * max(1.0, float(true.abs().max()))
-                assert not bool((differs & ~gone).any()), f"wrong packed rows: {call} {form}"
-            else:
-                differs = (packed_out != out).any(3) | (packed_lse != lse)
-                assert not bool((differs & ~gone & ~lost).any()), f"packed rows have other bits: {call}"
-            for kernel in call.packed_kernels(form):
-                right[kernel] += not bool(gone.all())
+        for asked, kernels in launched.items():
+            if right.keys() & {*kernels}:
+                is_right = check_packed(call, asked, (q, k, v), out, lse)
+                for kernel in right.keys() & {*kernels}:
+                    right[kernel] += is_right
         closed += any(bool(gone.any()) for gone in failed)
     missing = [kernel for kernel, count in right.items() if count == 0 and not (slowed and kernel.startswith(slowed))]
     assert not missing, f"these kernels gave no right row: {missing}"
@@ -152,4 +163,4 @@ def main(tool: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1] if len(sys.argv) > 1 else "")
+    main(*(*sys.argv[1:3], "", "")[:2])

@@ -25,7 +25,8 @@ def of(inputs: Inputs) -> Tensor | None:
     return inputs[3][0, :, 0].contiguous() if len(inputs) > 3 else None
 
 
-def _with(inputs: Inputs, sinks: Tensor) -> Inputs:
+def beside(inputs: Inputs, sinks: Tensor) -> Inputs:
+    """q, k and v, and sinks [H] as their fourth."""
     q, k, v = inputs
     everywhere = sinks.expand(q.shape[0], q.shape[2], -1).contiguous()
     return q, k, v, everywhere.transpose(1, 2)
@@ -41,7 +42,7 @@ def with_sinks(subject: Subject) -> Subject:
 
     def make(name: str, shape: Shape, seed: int, device: str) -> Inputs:
         found = subject.make(name, shape, seed, device)
-        return _with(found, _drawn(found))
+        return beside(found, _drawn(found))
 
     def matched(shape: Shape, seed: int, device: str) -> dict[str, Inputs]:
         """The same bits in other places: signs dealt out anew where those of q are, and a class in which the heads'
@@ -53,11 +54,11 @@ def with_sinks(subject: Subject) -> Subject:
             timing_inputs.permute_signs(sinks, generator),
             torch.randperm(len(sinks), generator=generator, device=device),
         )
-        classes = {name: _with(one, signs if name == timing_inputs.PERMUTED else sinks) for name, one in found.items()}
-        return {**classes, ORDER: _with(found[timing_inputs.REFERENCE], sinks[order])}
+        classes = {name: beside(one, signs if name == timing_inputs.PERMUTED else sinks) for name, one in found.items()}
+        return {**classes, ORDER: beside(found[timing_inputs.REFERENCE], sinks[order])}
 
     def power(shape: Shape, seed: int, device: str) -> dict[str, Inputs]:
-        return {name: _with(one, _drawn(one)) for name, one in subject.power(shape, seed, device).items()}
+        return {name: beside(one, _drawn(one)) for name, one in subject.power(shape, seed, device).items()}
 
     return replace(
         subject,
