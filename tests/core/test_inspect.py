@@ -21,6 +21,8 @@ from reference import (
 
 import dhp_safe_fa
 from dhp_safe_fa import _inspect
+from dhp_safe_fa.gates import sinks as sinks_of
+from dhp_safe_fa.gates.families.packed import ASKED
 from dhp_safe_fa.gates.families.packed import attend as attend_packed
 
 KERNELS: list[dict[str, Any]] = _inspect.kernels()
@@ -209,9 +211,15 @@ def test_every_shipped_kernel_is_used(kernel: dict[str, Any]) -> None:
     assert calls_of(kernel)
 
 
+def packed_kernels_of(call: sanitize_cuda.Call) -> list[str]:
+    """Where the sanitizers run it as packed sequences, in all forms."""
+    is_packed = not (call.is_causal and call.causal_offset)
+    return [name for asked in ASKED.values() for name in call.packed_kernels(asked)] if is_packed else []
+
+
 @needs_kernels
 def test_the_sanitizers_meet_every_kernel() -> None:
-    met = {name for call in sanitize_cuda.calls() for name in (*call.kernels(), *call.packed_kernels())}
+    met = {name for call in sanitize_cuda.calls() for name in (*call.kernels(), *packed_kernels_of(call))}
     assert met == {kernel["name"] for kernel in KERNELS}
 
 
@@ -226,9 +234,12 @@ def test_every_shipped_kernel_is_right(kernel: dict[str, Any], rng: torch.Genera
                 out, lse = attend(q, k, v, is_causal, causal_offset=offset)
                 check = assert_accurate if out.numel() >= ELEMENTS_FOR_NORM else assert_matches
                 check(out, lse, reference(q, k, v, is_causal, causal_offset=offset))
-            elif kernel["part"] in ("packed out", "tiles"):
-                out, lse = attend_packed((q, k, v), is_causal)
-                assert_matches(out, lse, reference(q, k, v, is_causal))
+            elif kernel["part"] in ("tiles", *ASKED):
+                asked = ASKED.get(kernel["part"], ASKED["packed out"])
+                sinks = torch.randn(hq, generator=rng).to(q.device) if asked.has_sinks else None
+                inputs = (q, k, v) if sinks is None else sinks_of.beside((q, k, v), sinks)
+                out, lse = attend_packed(inputs, is_causal, softcap=asked.softcap)
+                assert_matches(out, lse, reference(q, k, v, is_causal, softcap=asked.softcap, sinks=sinks))
             else:
                 grad_out = normal(rng, tuple(q.shape), target)
                 mask = {"is_causal": is_causal, "causal_offset": offset}

@@ -76,11 +76,10 @@ def test_shapes_launch_the_decode_kernel(kernel: dict[str, object]) -> None:
 @needs_kernels
 def test_rows_of_every_forward_are_computed_in_every_form() -> None:
     forwards = [kernel for kernel in _inspect.kernels() if kernel["family"] in ("forward", "decode", "tiles")]
-    assert {str(kernel["part"]) for kernel in forwards} >= {"out", "packed out"}
+    assert {str(kernel["part"]) for kernel in forwards} >= {"out", *packed.ASKED}
     for kernel in forwards:
         (subject,) = subjects.shipped([str(kernel["name"])])
-        is_plain = str(kernel["part"]) in ("out", "packed out", "tiles")  # others have no other form to be held to
-        assert set(subject.call().forms) == (set(FORMS) if is_plain else set()), kernel["name"]
+        assert set(subject.call().forms) == set(FORMS), kernel["name"]
 
 
 @pytest.mark.parametrize(

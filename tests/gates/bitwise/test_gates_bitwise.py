@@ -194,7 +194,7 @@ Packed = Callable[..., tuple[Tensor, Tensor]]
 
 def as_one(run: Packed, q: Tensor, k: Tensor, v: Tensor, *lengths: Any, **options: Any) -> Any:
     """Sequences are not told apart."""
-    if "page_table" not in options:
+    if not {"page_table", "leftpad_k"} & options.keys():
         starts = (torch.tensor([0, t.shape[0]], dtype=torch.int32) for t in (q, k))
         lengths = (*starts, q.shape[0], k.shape[0])
     return run(q, k, v, *lengths, **options)
@@ -221,6 +221,11 @@ def to_the_end(run: Packed, *given: Any, seqused_k: Any = None, **options: Any) 
     return run(*given, seqused_k=seqused_k, **options)
 
 
+def from_the_beginning(run: Packed, *given: Any, leftpad_k: Any = None, **options: Any) -> Any:
+    """Keys of padding count."""
+    return run(*given, leftpad_k=None if leftpad_k is None else 0 * leftpad_k, **options)
+
+
 @pytest.mark.parametrize(
     ("wrong", "forms"),
     [
@@ -228,6 +233,7 @@ def to_the_end(run: Packed, *given: Any, seqused_k: Any = None, **options: Any) 
         (in_order, {"pages of 16 keys", "pages of 256 keys"}),
         (split_in_small_pages, {"pages of 16 keys"}),
         (to_the_end, {"pages of 16 keys", "pages of 256 keys"}),
+        (from_the_beginning, {"sequences padded on the left"}),
     ],
 )
 def test_each_form_finds_its_fault(wrong: Any, forms: set[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -63,7 +63,7 @@ static const sinks_mistake sinks_mistakes[] = {
     {"grad_out: shape [1, 4, 8, 8] differs from out's [1, 4, 7, 8]", DHP_INVALID_ARGUMENT, other_shape, 0},
     {"out: stride 2 of the last dimension", DHP_INVALID_ARGUMENT, other_stride, 0},
     {"out: head_dim 257; supported on CPU: 1 to 256", DHP_UNSUPPORTED, wide, 0},
-    {"sinks: given; supported on CUDA: None", DHP_UNSUPPORTED, none, 1},
+    {"sinks: a gradient; supported on CUDA: none", DHP_UNSUPPORTED, none, 1},
 };
 
 static void test_refusals_of_sinks(void) {
