@@ -12,8 +12,9 @@ share a call of the kernel, and so do packed sequences.
 generate_batch is served within `with serving(model):` (paged.py). docs/serving.md has all of it in one place.
 
 On the CPU; on CUDA sliding windows are served until they hide a key of a call whose gradients are recorded, or in a
-CUDA graph of generate_batch, and soft caps and sinks are not. Refused, with a sentence: a chunk shorter than the
-sequence, custom and 4-D masks, padding in between tokens, dropout, position biases and returned attention weights.
+CUDA graph of generate_batch, and soft caps and sinks where no gradient is recorded. Refused, with a sentence: a chunk
+shorter than the sequence, custom and 4-D masks, padding in between tokens, dropout, position biases and returned
+attention weights.
 """
 
 from __future__ import annotations
