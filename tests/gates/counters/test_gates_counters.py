@@ -74,6 +74,7 @@ def test_an_opcode_that_a_run_lacks_is_a_difference() -> None:
         (counters.INSTRUCTIONS, (("zeros", 99), ("zeros", 101), ("normal", 100)), "varies by 2 %"),
         (WITHIN, (("zeros", 100), ("zeros", 101), ("normal", 103)), ""),
         (WITHIN, (("zeros", 100), ("zeros", 101), ("normal", 110)), "100 (zeros) to 110 (normal)"),
+        (WITHIN, (("zeros", 20), ("zeros", 28), ("NaN", 32)), ""),  # as a clean control was accused
         (counters.TIME, (("zeros", 5), ("zeros", 5), ("normal", 50)), ""),
     ],
 )
@@ -91,6 +92,16 @@ def test_noise_on_one_shape_switches_no_other_off() -> None:
     for value, is_found in ((6, False), (50_000, True)):
         exact = counters.study(counts(EXACT, *zip(CLASSES * 2, (5, 5, 5, value) * 2, strict=True)))
         assert bool(counters.findings(exact, elsewhere)) == is_found
+
+
+def test_few_sectors_are_merged_by_chance() -> None:
+    """What A/A shows on one label is no finding on another, but several times as many are."""
+    noisy = counters.study(counts(WITHIN, ("zeros", 20), ("zeros", 28), ("normal", 24)))
+    elsewhere = counters.explained_elsewhere([noisy])
+    for fewest, most, is_found in ((24, 32, False), (4, 28, True)):
+        exact = counters.study(counts(WITHIN, ("zeros", fewest), ("zeros", fewest), ("large", most)))
+        assert bool(counters.findings(exact, elsewhere)) == is_found
+        assert counters.findings(exact, {}), "without noise anywhere both are"
 
 
 def test_chance_brings_classes_no_farther_apart_than_is_said() -> None:
