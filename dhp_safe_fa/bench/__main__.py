@@ -54,6 +54,7 @@ examples:
   %(prog)s --decode --json decode.json
   %(prog)s --varlen --shapes 64,32/8,16-8192,128:causal 3,8,700+1+90,64
   %(prog)s --paged --shapes 8,32/8,1/8192,128:page16 8,32/8,1/8192,128:page256
+  %(prog)s --forms --shapes 4,16/4,4096,128:window1023:causal 4,16/4,4096,128:softcap50:sinks:causal
   %(prog)s --from sweep.json --plot sweep.svg --plot-all sweep_all.svg
 
 benchmarks/README.md says how times are taken and what the JSON file holds.
@@ -77,15 +78,16 @@ def parser() -> argparse.ArgumentParser:
     direction.add_argument("--decode", action="store_true", help="time few queries over long caches, with TB/s")
     direction.add_argument("--varlen", action="store_true", help="time packed sequences of any lengths")
     direction.add_argument("--paged", action="store_true", help="time decoding from the pages of a cache")
+    direction.add_argument("--forms", action="store_true", help="time sliding windows, soft caps and sinks")
     p.add_argument("--device", choices=("cuda", "cpu"), help="default: cuda if there is a Hopper GPU, else cpu")
     p.add_argument(
         "--shapes",
         nargs="+",
         metavar="WORD",
         help="start, sweep, odd, anchors, sustained (or start,odd), or B,H[/Hk],S[/Sk],D[:full|:causal][:dtype]; "
-        "default: start and sweep on cuda (anchors for gradients), start on cpu. --decode, --varlen and --paged have a "
-        "set of their name; --varlen takes B,H[/Hk],LENGTHS,D with LENGTHS S, LOW-HIGH or S1+S2+..., --paged :pageSIZE "
-        "behind the sizes",
+        "default: start and sweep on cuda (anchors for gradients), start on cpu. --decode, --varlen, --paged and "
+        "--forms have a set of their name; --varlen takes B,H[/Hk],LENGTHS,D with LENGTHS S, LOW-HIGH or S1+S2+..., "
+        "--paged :pageSIZE, --forms :windowKEYS, :softcapCAP and :sinks behind the sizes",
     )
     p.add_argument(
         "--dtype",

@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from dhp_safe_fa.bench.cases import SETS, Case, CaseSet, parse_case
+from dhp_safe_fa.bench.forms.cases import FORM_SETS, FormCase
+from dhp_safe_fa.bench.forms.peers import form_candidates
 from dhp_safe_fa.bench.gradients.cases import SETS as SETS_OF_GRADIENTS
 from dhp_safe_fa.bench.gradients.cases import BackwardCase, TrainingCase
 from dhp_safe_fa.bench.gradients.peers import backward_candidates, training_candidates
@@ -108,7 +110,16 @@ PAGED = Direction(
     dtypes=_ONE_DTYPE,
 )
 
-_ALL = (FORWARD, BACKWARD, TRAINING, DECODE, VARLEN, PAGED)
+FORMS = Direction(
+    case=FormCase,
+    sets=FORM_SETS,
+    default_sets={"cuda": ["forms"], "cpu": ["forms"]},
+    candidates=form_candidates,
+    host_case=_short(FormCase),
+    dtypes=_ONE_DTYPE,
+)
+
+_ALL = (FORWARD, BACKWARD, TRAINING, DECODE, VARLEN, PAGED, FORMS)
 DIRECTIONS = {direction.case.direction: direction for direction in _ALL}
 
 

@@ -22,8 +22,8 @@ RESULTS = Path(__file__).resolve().parents[2] / "benchmarks" / "results"
 BEGIN, END = "<!-- stored runs -->", "<!-- /stored runs -->"
 _BETWEEN = re.compile(rf"(?<={re.escape(BEGIN)}\n).*?(?={re.escape(END)})", re.DOTALL)
 
-# Direction of a case: which kernels may serve it, by what their family and part begin with.
-_PACKED = ("forward packed", "tiles")
+# Direction of a case: which kernels may serve it, by their family, or by family and part.
+_PACKED = ("forward packed out", "tiles")
 _GRADIENTS = ("backward", "bounds", "delta", "dq_out")
 SERVED_BY = {
     "forward": ("forward out",),
@@ -32,6 +32,7 @@ SERVED_BY = {
     "decode": ("forward out", "decode"),
     "varlen": _PACKED,
     "paged": _PACKED,
+    "forms": (*_PACKED, "forward packed out sinks", "forward packed out softcap", "forward out"),
 }
 # What benchmarks/context_parallel.py times, and in which dtype.
 _OVER_RANKS = {("forward", "bfloat16"), ("backward", "bfloat16")}
@@ -81,7 +82,8 @@ def stored_run(path: Path, folder: Path, kernels: Iterable[Mapping[str, Any]]) -
         for kernel in kernels
         if "cuda" in environment
         and any(
-            kernel["dtype"] == dtype and f"{kernel['family']} {kernel['part']}".startswith(SERVED_BY[direction])
+            kernel["dtype"] == dtype
+            and {kernel["family"], f"{kernel['family']} {kernel['part']}"} & {*SERVED_BY[direction]}
             for direction, dtype in _kinds(run)
         )
     ]

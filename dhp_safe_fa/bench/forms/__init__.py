@@ -1,0 +1,1 @@
+"""Sliding windows, soft caps and sinks: their cases and who computes them."""
