@@ -66,8 +66,8 @@ class FormCase(Case):
         if len(names) > len(set(names)):
             raise ValueError(f"shape '{text}': {' and '.join(names)}; expected each once")
         case = parse_case(":".join(word for word in words if not _WORD.fullmatch(word)), default_dtype)
-        numbers = {match["name"]: int(match["number"]) for match in found if match["name"]}
-        return cls(**vars(case), **numbers, sinks="sinks" in names)
+        numbers = {str(match["name"]): int(match["number"]) for match in found if match["name"]}
+        return cls(**vars(case), window=numbers.get("window"), softcap=numbers.get("softcap"), sinks="sinks" in names)
 
     @property
     def sizes(self) -> str:

@@ -34,8 +34,9 @@ FormAttend: TypeAlias = Callable[[Tensor, Tensor, Tensor, Form], Tensor]
 
 
 def ours(q: Tensor, k: Tensor, v: Tensor, form: Form) -> Tensor:
-    options = {"window": form.window, "softcap": form.softcap, "sinks": form.sinks}
-    return dhp_safe_fa.attention(q, k, v, is_causal=form.is_causal, **options)
+    return dhp_safe_fa.attention(
+        q, k, v, is_causal=form.is_causal, window=form.window, softcap=form.softcap, sinks=form.sinks
+    )
 
 
 @functools.lru_cache(maxsize=1)
@@ -127,7 +128,7 @@ def flex(function: Callable[..., Any]) -> FormAttend:
 
     def attend(q: Tensor, k: Tensor, v: Tensor, form: Form) -> Tensor:
         _refuse(form, "flex_attention")
-        cap = form.softcap
+        cap = form.softcap or 0.0
 
         def capped(score: Tensor, *_: Tensor) -> Tensor:
             return torch.tanh(score / cap) * cap
