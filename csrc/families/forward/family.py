@@ -1,4 +1,4 @@
-"""The forward family: sixteen kernels out of attention_fwd.cu, and twelve for query tiles in a list.
+"""The forward family: sixteen kernels out of attention_fwd.cu, and thirty-six for query tiles in a list.
 
 Why these shapes: docs/kernel.md.
 """
