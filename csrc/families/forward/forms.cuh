@@ -2,7 +2,8 @@
  * forms.cuh - soft caps and sinks. Before this header: kernel_params, SCORES, THREAD_ROWS, and FORM, what a kernel is
  * for beside plain attention: sinks alone, or a soft cap, with sinks or without.
  *
- * CT: scores and sinks meet fused multiply-adds, clamps, ex2 and rcp, and a select by the lane.
+ * CT: scores and sinks meet multiplications, additions, fused multiply-adds, clamps, ex2 and rcp, and selects by the
+ * lane and by whether a row is of a sequence. A sink is loaded from an address that is public, if there are any.
  */
 #ifndef DHP_FORWARD_FORMS_CUH
 #define DHP_FORWARD_FORMS_CUH
@@ -40,7 +41,8 @@ static __device__ __forceinline__ float lse_of_none(const dhp_fwd_forms *forms, 
 
 /*
  * Scores s to cap tanh(s scale / cap). tanh(x) = 1 - 2 / (e^2x + 1): where e^2x is infinite it is 1, where it is 0 -1,
- * and its error is some 1e-7 at any x, where tanh.approx has 2^-11 of a score that may be 50.
+ * and its error is some 1e-7 at any x, where tanh.approx has 2^-11 of a score that may be 50. Of a score the error is
+ * 1e-7 cap: 5e-6 where the cap is 50, but 0.01 where it is 1e5.
  */
 static __device__ __forceinline__ void cap_scores(float *s, const dhp_fwd_forms *forms) {
 #pragma unroll

@@ -26,6 +26,7 @@ FORM_SHAPES = {
         *("1,8,16384,256:causal", "1,8,16384,256:window1023:causal"),
         *("4,16/4,4096,128:causal", "4,16/4,4096,128:softcap50:causal", "4,16/4,4096,128:sinks:causal"),
         *("2,8/4,8192,256:window4095:softcap50:causal", "2,64/8,4096,64:window127:sinks:causal"),
+        "1,64/8,2048,64:window127:sinks:causal",  # of which others may store the scores
     ),
     "cpu": (
         *("1,8/2,1024,64:causal", "1,8/2,1024,64:window127:causal", "1,8/2,1024,64:softcap50:causal"),
@@ -42,7 +43,7 @@ class FormCase(Case):
     mask), scores are capped, or each head has a sink.
 
     Raises:
-        ValueError: as Case; or softcap is 0.
+        ValueError: as Case; or a window for different lengths, or softcap is 0.
     """
 
     window: int | None = None
@@ -54,6 +55,11 @@ class FormCase(Case):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.window is not None and self.key_seqlen:
+            raise ValueError(
+                f"shape '{self.sizes}': a window with {self.seqlen} queries and {self.key_seqlen} keys; only equal "
+                "numbers are compared there, because implementations align windows with different corners"
+            )
         if self.softcap == 0:
             raise ValueError(f"shape '{self.sizes}': a soft cap of 0; expected a positive number")
 
@@ -80,9 +86,9 @@ class FormCase(Case):
         """As the forward's, of what the window leaves to be seen."""
         if self.window is None:
             return super().flops
-        row, keys = torch.arange(self.seqlen, dtype=torch.float64), self.key_shape[2]
-        last = row if self.causal else (row + self.window).clamp(max=keys - 1)
-        seen = float((last - (row - self.window).clamp(min=0) + 1).clamp(min=0).sum())
+        row = torch.arange(self.seqlen, dtype=torch.float64)
+        last = row if self.causal else (row + self.window).clamp(max=self.seqlen - 1)
+        seen = float((last - (row - self.window).clamp(min=0) + 1).sum())
         return 2.0 * self.products * self.batch * self.heads * seen * self.head_dim
 
     @property

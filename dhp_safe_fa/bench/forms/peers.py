@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import dhp_safe_fa
 from dhp_safe_fa.bench.peers import Candidate, imported, sdpa
@@ -80,6 +82,12 @@ def unfused(q: Tensor, k: Tensor, v: Tensor, form: Form) -> Tensor:
 # ---- what may be installed ------------------------------------------------------------------------------------------
 
 
+@functools.lru_cache(maxsize=4)
+def _starts(batch: int, length: int, device: torch.device) -> Tensor:
+    """Of packed sequences of one length; kept between calls, as a server would."""
+    return torch.arange(batch + 1, dtype=torch.int32, device=device) * length
+
+
 def torch_varlen(function: Callable[..., Any]) -> FormAttend:
     """varlen_attn of torch, the batch as packed sequences."""
 
@@ -87,7 +95,7 @@ def torch_varlen(function: Callable[..., Any]) -> FormAttend:
         _refuse(form, "varlen_attn", softcap=True)
         b, _, s, _ = q.shape
         rows = [t.transpose(1, 2).flatten(0, 1) for t in (q, k, v)]
-        starts = [torch.arange(b + 1, dtype=torch.int32, device=q.device) * t.size(2) for t in (q, k)]
+        starts = [_starts(b, t.size(2), q.device) for t in (q, k)]
         gqa = {"enable_gqa": True} if k.size(1) < q.size(1) else {}
         out: Tensor = function(*rows, *starts, s, k.size(2), window_size=form.bounds, **gqa)
         return out.view(b, s, *out.shape[1:]).transpose(1, 2)
@@ -108,6 +116,12 @@ def flash(function: Callable[..., Any]) -> FormAttend:
     return attend
 
 
+# Each shape and form is compiled by itself; more than anybody asks for in one run.
+FLEX_CASES = 256
+# What SDPA may choose from where it must not store q kᵀ: those that take a mask, and those that do not.
+FUSED = [SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION, SDPBackend.EFFICIENT_ATTENTION]
+
+
 @functools.lru_cache(maxsize=1)
 def _block_mask(rows: int, keys: int, bounds: tuple[int, int], device: torch.device) -> Any:
     """flex_attention's, kept between calls."""
@@ -124,7 +138,8 @@ def _block_mask(rows: int, keys: int, bounds: tuple[int, int], device: torch.dev
 def flex(function: Callable[..., Any]) -> FormAttend:
     """flex_attention of torch, compiled: windows as a mask of blocks, soft caps as a function of scores. Sinks would be
     a change to its output, which is more than one kernel."""
-    compiled = torch.compile(function)
+    torch._dynamo.config.recompile_limit = FLEX_CASES  # beyond it torch runs it unfused, with a warning
+    compiled = torch.compile(function, dynamic=False)
 
     def attend(q: Tensor, k: Tensor, v: Tensor, form: Form) -> Tensor:
         _refuse(form, "flex_attention")
@@ -152,9 +167,15 @@ INSTALLED: dict[str, tuple[str, str, Callable[[Callable[..., Any]], FormAttend]]
 
 def form_candidates(device: str) -> tuple[list[Candidate], list[str]]:
     """Ours first, then every peer that exists on the device; and notes on those that do not."""
+    is_fused = device == "cuda"
     found = [
         Candidate("ours", ours),
-        Candidate("masked", masked, stores_scores=True),
+        Candidate(
+            "masked",
+            masked,
+            functools.partial(sdpa_kernel, FUSED) if is_fused else nullcontext,
+            stores_scores=not is_fused,
+        ),
         Candidate("unfused", unfused, stores_scores=True),
     ]
     notes = []

@@ -52,6 +52,7 @@ CANDIDATES = (
 # they happen to meet, 3 in 70,000 on the shipped kernels and 1.4 % where registers are spilled; 8 of the 24 that a
 # control writes (H100), where the leaks that this metric alone sees write seven times as many.
 MERGED = 2
+PERCENT = " %"
 WITHIN = {"l1tex__m_l1tex2xbar_write_sectors.sum": 5.0}
 # A run of their own, with one shape and few controls, because these take many passes. First what is exact again:
 # instructions of each opcode, what patched code says of threads, requests and sectors.
@@ -221,12 +222,14 @@ def _base(metric: str) -> str:
 
 def explained_elsewhere(studies: Iterable[dict[str, Study]]) -> dict[str, float]:
     """The metrics that were not exact everywhere, and how far apart chance brings classes on the label where it does so
-    least; of WITHIN where it does so most. On a label whose few A/A pairs happen to agree, that much is no finding."""
+    least; of WITHIN, MERGED times the most that A/A differs, and as METRIC % the same in percent. On a label whose few
+    A/A pairs happen to agree, that much is no finding."""
     found: dict[str, float] = {}
     for seen in studies:
         for metric, one in seen.items():
             if _base(metric) in WITHIN:
-                found[metric] = max(MERGED * one.within, found.get(metric, 0.0))
+                for name, merged in ((metric, one.within), (metric + PERCENT, one.aa_percent)):
+                    found[name] = max(MERGED * merged, found.get(name, 0.0))
             elif not one.is_exact:
                 found[metric] = min(one.explained, found.get(metric, one.explained))
     return found
@@ -239,7 +242,9 @@ def _differs(metric: str, seen: Study, elsewhere: Mapping[str, float]) -> bool:
         return False
     if base in WITHIN:
         merged = max(MERGED * seen.within, elsewhere.get(metric, 0.0))
-        return seen.classes_percent > WITHIN[base] and seen.apart > merged
+        merged_percent = max(MERGED * seen.aa_percent, elsewhere.get(metric + PERCENT, 0.0))
+        is_more = seen.apart > merged or seen.classes_percent > merged_percent  # labels are of unlike sizes
+        return seen.classes_percent > WITHIN[base] and is_more
     if base in (*DEMANDED, *DEMANDED_ONCE):
         return not seen.is_equal
     return seen.apart > (seen.explained or elsewhere.get(metric, 0.0))

@@ -104,6 +104,13 @@ def test_few_sectors_are_merged_by_chance() -> None:
         assert counters.findings(exact, {}), "without noise anywhere both are"
 
 
+def test_noise_on_a_large_shape_is_no_leave_for_a_small_one() -> None:
+    large = counters.study(counts(WITHIN, ("zeros", 70_000), ("zeros", 71_000), ("normal", 70_500)))
+    elsewhere = counters.explained_elsewhere([large])
+    small = counters.study(counts(WITHIN, ("zeros", 100), ("zeros", 100), ("large", 200)))
+    assert not counters.findings(large, elsewhere) and counters.findings(small, elsewhere)
+
+
 def test_chance_brings_classes_no_farther_apart_than_is_said() -> None:
     """Classes that differ by nothing but normal noise: accused in a thousandth of all cases."""
     rng = np.random.default_rng(1)
