@@ -30,8 +30,8 @@
  * CT: q, k and v only ever meet wgmma, fused multiply-adds, multiplications, additions, selects and masks by public
  * positions, max, ex2, rcp, lg2, conversions and quad shuffles with constant lanes. Every branch, address, barrier and
  * predicate is a function of the block index and the launch parameters, or of whether a tile has arrived. A wait is a
- * fixed sequence of suspending tries; a warp that waited in vain makes all its rows NaN from then on. What soft caps and
- * sinks add is in forms.cuh.
+ * fixed sequence of suspending tries; a warp that waited in vain makes all its rows NaN from then on. What
+ * soft caps and sinks add is in forms.cuh.
  */
 #include <cuda.h>
 
