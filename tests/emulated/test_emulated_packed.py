@@ -110,7 +110,8 @@ def assert_right(
         assert torch.equal(~got_lse.isneginf(), seen)
         assert (got[want == 0] == 0).all()
         if seen.any():
-            assert (got_lse[seen] - want_lse[seen]).abs().max() <= LSE_ERROR
+            steps = torch.finfo(torch.float32).eps * want_lse[seen].abs()  # in which float32 has so large a number
+            assert ((got_lse[seen] - want_lse[seen]).abs() <= LSE_ERROR + 4 * steps).all()
             assert (got - want).norm() <= OUT_ERROR * want.norm()
     behind = slice(int(packed.cu_seqlens_q[-1]), None)
     assert (out[behind] == 0).all() and lse[:, behind].isneginf().all()
