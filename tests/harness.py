@@ -167,6 +167,15 @@ def same_bits(a: Tensor, b: Tensor) -> bool:
     return torch.equal(a.contiguous().view(bits), b.contiguous().view(bits))
 
 
+def assert_compiled_and_vmapped(q: Tensor, k: Tensor, v: Tensor, out: Tensor, **options: Any) -> None:
+    """`out`, which an eager call has given, has the same bits from a compiled one, and mapped over the batch."""
+    torch.compiler.reset()
+    compiled = torch.compile(dhp_safe_fa.attention, fullgraph=True, backend="aot_eager")
+    assert same_bits(compiled(q, k, v, **options), out)
+    mapped = torch.func.vmap(lambda *t: dhp_safe_fa.attention(*t, **options))(q[:, None], k[:, None], v[:, None])
+    assert same_bits(mapped[:, 0], out)
+
+
 def attend(
     q: Tensor,
     k: Tensor,

@@ -13,6 +13,7 @@ from harness import (
     FUNCTIONS,
     Gradients,
     Target,
+    assert_compiled_and_vmapped,
     attend,
     gradients,
     needs_hopper,
@@ -294,11 +295,7 @@ def test_recorded_vmapped_and_compiled(rng: torch.Generator) -> None:
     out = dhp_safe_fa.attention(*tensors, **options)
     found = torch.autograd.grad(out.sum(), tensors)
     assert all(same_bits(f, w) for f, w in zip(found, want, strict=True))
-    mapped = torch.func.vmap(lambda *t: dhp_safe_fa.attention(*t, **options))(q[:, None], k[:, None], v[:, None])
-    assert same_bits(mapped[:, 0], out.detach())
-    torch.compiler.reset()
-    compiled = torch.compile(dhp_safe_fa.attention, fullgraph=True, backend="aot_eager")
-    assert same_bits(compiled(q, k, v, **options), out.detach())
+    assert_compiled_and_vmapped(q, k, v, out.detach(), **options)
 
 
 # ---- errors ---------------------------------------------------------------------------------------------------------
@@ -372,11 +369,7 @@ def test_compiled_and_vmapped_on_cuda(rng: torch.Generator) -> None:
     q, k, v = inputs(rng, Target("cuda", torch.bfloat16), (2, 4, 2, 33, 70, 64), 40)
     options: Any = {"softcap": 6.0, "sinks": sinks_of(rng, 4, device="cuda"), "is_causal": True, "causal_offset": 37}
     out = dhp_safe_fa.attention(q, k, v, **options)
-    torch.compiler.reset()
-    compiled = torch.compile(dhp_safe_fa.attention, fullgraph=True, backend="aot_eager")
-    assert same_bits(compiled(q, k, v, **options), out)
-    mapped = torch.func.vmap(lambda *t: dhp_safe_fa.attention(*t, **options))(q[:, None], k[:, None], v[:, None])
-    assert same_bits(mapped[:, 0], out)
+    assert_compiled_and_vmapped(q, k, v, out, **options)
 
 
 @needs_hopper

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from harness import (
     FUNCTIONS,
     Target,
+    assert_compiled_and_vmapped,
     attend,
     gradients,
     needs_hopper,
@@ -241,11 +242,7 @@ def test_recorded_vmapped_and_compiled(rng: torch.Generator) -> None:
     out = dhp_safe_fa.attention(*tensors, **options)
     found = torch.autograd.grad(out.sum(), tensors)
     assert all(same_bits(f, w) for f, w in zip(found, want, strict=True))
-    mapped = torch.func.vmap(lambda *t: dhp_safe_fa.attention(*t, **options))(q[:, None], k[:, None], v[:, None])
-    assert same_bits(mapped[:, 0], out.detach())
-    torch.compiler.reset()
-    compiled = torch.compile(dhp_safe_fa.attention, fullgraph=True, backend="aot_eager")
-    assert same_bits(compiled(q, k, v, **options), out.detach())
+    assert_compiled_and_vmapped(q, k, v, out.detach(), **options)
 
 
 # ---- errors ---------------------------------------------------------------------------------------------------------
@@ -289,11 +286,7 @@ def test_compiled_and_vmapped_on_cuda(rng: torch.Generator) -> None:
     q, k, v = qkv(rng, Target("cuda", torch.bfloat16), 2, 4, 2, 33, 70, 64)
     options: Any = {"window": (9, 4), "causal_offset": 37}
     out = dhp_safe_fa.attention(q, k, v, **options)
-    torch.compiler.reset()
-    compiled = torch.compile(dhp_safe_fa.attention, fullgraph=True, backend="aot_eager")
-    assert same_bits(compiled(q, k, v, **options), out)
-    mapped = torch.func.vmap(lambda *t: dhp_safe_fa.attention(*t, **options))(q[:, None], k[:, None], v[:, None])
-    assert same_bits(mapped[:, 0], out)
+    assert_compiled_and_vmapped(q, k, v, out, **options)
 
 
 @needs_hopper
