@@ -400,10 +400,28 @@ void mbarrier_arrive(uint32_t barrier, int64_t bytes) {
   complete(at);
 }
 
+/* Bytes that have been asked for, or stored, and have not arrived. */
+int64_t under_way(const Mbarrier &to) {
+  int64_t bytes = 0;
+  for (const Load &load : cta().loads)
+    if (load.barrier == &to) bytes += (int64_t)load.map.box_rows * load.map.box_heads * load.map.box_columns * 2;
+  for (const std::deque<Store> &of_warp : cta().stores)
+    for (const Store &store : of_warp)
+      if (store.barrier == &to) bytes += store.bytes;
+  return bytes;
+}
+
+/* Whether all that an mbarrier still lacks is under way. */
+bool is_on_its_way(const Mbarrier &barrier) { return barrier.pending == 0 && barrier.bytes == under_way(barrier); }
+
 bool mbarrier_await(uint32_t barrier, uint32_t parity) {
   const Mbarrier &at = mbarrier_at(barrier);
   Thread &thread = self();
   const auto has_come = [&] { return (uint32_t)(at.phase & 1) != parity; };
+  /* A wait lasts as long as a load may take; who has not asked yet, or not told, may sleep for longer. Lane 0 is the
+   * one that asks for its warp. */
+  if (ctas.size() > 1 && lost < 0 && current % WARP == 0)
+    require(has_come() || is_on_its_way(at), "a wait for what is not under way yet");
   if (lost < 0) {
     while (!has_come())
       await_change(&at.phase);

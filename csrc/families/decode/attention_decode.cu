@@ -16,8 +16,11 @@
  * after the other into the same place; when it has finished, it asks for strips of v, which so come while steps 1 and 2
  * end. In step 3 a warp that does not multiply asks for further strips when all who multiply have finished a group.
  *
- * What goes to all CTAs completes bytes on mbarriers there, like tiles that TMA brings. The cluster's barrier says only
- * that all CTAs have begun, before the first such store, and in the end that none follows.
+ * What goes to all CTAs completes bytes on mbarriers there, like tiles that TMA brings. The cluster's barrier says that
+ * all CTAs have begun, before the first such store; that all have told what they had to, after each step; and in the
+ * end that nothing follows. A warp whose tile is late sleeps for a millisecond or two, and who needs what it tells must
+ * not give up meanwhile: that barrier waits in hardware, as long as it takes, so an mbarrier is left with the time that
+ * a store or a load is under way.
  *
  * mma of 16 rows has the bits of wgmma of 64, and the same layout, of which here half is rows of zeros. Every mbarrier
  * has one phase only.
@@ -90,6 +93,8 @@ extern "C" __global__ void __cluster_dims__(HEAD_DIM / DHP_DECODE_STRIP, 1, 1)
     softmax_shift(s[nth], &of_tile, &scale, &p, &limit, 0, 1);
     tell_top(base, tile, of_tile.shift[0], lane);
   }
+  cluster_arrive();
+  cluster_wait();
   arrived &= mbarrier_wait_long(base + SHARED_BARRIERS + TOPS_FULL, 0, p.zero);
 
   /* 2. Probabilities. */
@@ -104,6 +109,8 @@ extern "C" __global__ void __cluster_dims__(HEAD_DIM / DHP_DECODE_STRIP, 1, 1)
     pack_probabilities(probabilities, s[nth]);
     tell_probabilities(base, tile, probabilities, stats.rescale[0], stats.sum[0], lane);
   }
+  cluster_arrive();
+  cluster_wait();
 
   /* 3. O, tile after tile. */
   float o[OUTPUTS] = {0.f, 0.f, 0.f, 0.f}, sum = 0.f;
@@ -131,14 +138,14 @@ extern "C" __global__ void __cluster_dims__(HEAD_DIM / DHP_DECODE_STRIP, 1, 1)
     int first = STAGES * GROUP;
 #pragma unroll 1
     for (; first < u.tiles; first += GROUP) {
-      arrived &= mbarrier_wait(group_full(base, first - STAGES * GROUP), 0, p.zero);
+      arrived &= mbarrier_wait_long(group_full(base, first - STAGES * GROUP), 0, p.zero); /* as who multiplies */
       barrier_sync(1, FINISHED + (uint32_t)first / GROUP % STAGES, GROUP_THREADS);
       load_strips((int)arrived, first, GROUP, &u, &v_map, base);
     }
     /* P of tiles that there are not: nobody needs it, but this CTA may not end before it has come. */
 #pragma unroll 1
     for (first = (u.tiles + GROUP - 1) / GROUP * GROUP; first < TILES; first += GROUP)
-      arrived &= mbarrier_wait(group_full(base, first), 0, p.zero);
+      arrived &= mbarrier_wait_long(group_full(base, first), 0, p.zero);
   }
   tell_arrived(base, u.rank, warp, arrived, lane);
   cluster_arrive(); /* it tells the others nothing more */
@@ -147,6 +154,8 @@ extern "C" __global__ void __cluster_dims__(HEAD_DIM / DHP_DECODE_STRIP, 1, 1)
   sum += __shfl_xor_sync(FULL_MASK, sum, 1);
   sum += __shfl_xor_sync(FULL_MASK, sum, 2);
   const float shift = top_before(base, u.tiles, -p.highest_score, lane);
+  cluster_wait();
+  cluster_arrive();
   const uint32_t told = mbarrier_wait_long(base + SHARED_BARRIERS + POISON_FULL, 0, p.zero);
   const float poison = poison_of_all(base, lane) + (told ? 0.f : NAN), factor = dhp_ct_reciprocal(sum) + poison;
   const int inside = warp < OUTPUT_WARPS && row < p.seqlen_q, sees_none = last_key < 0;
@@ -167,5 +176,5 @@ extern "C" __global__ void __cluster_dims__(HEAD_DIM / DHP_DECODE_STRIP, 1, 1)
   store_one(is_part && column < p.head_dim, part + 1, o[1] + poison);
   store_one(is_first, p.part_top + of_row, shift);
   store_one(is_first, p.part_sum + of_row, sum + poison);
-  cluster_wait(); /* nobody may write to this CTA after its end */
+  cluster_wait(); /* long since over; without it ptxas ends a thread that has nothing to store by a predicated exit */
 }
