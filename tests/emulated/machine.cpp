@@ -146,12 +146,18 @@ uint32_t swizzled(uint32_t address, int row_bytes) {
   return address ^ (address >> 7 & (uint32_t)(row_bytes / 16 - 1)) << 4;
 }
 
+const int ELEMENT_BYTES = 2;
+
+/* Of a box, in shared memory: a row, and all. */
+int row_bytes_of(const TensorMap &map) { return map.box_columns * ELEMENT_BYTES; }
+int bytes_of(const TensorMap &map) { return map.box_rows * map.box_heads * row_bytes_of(map); }
+
 void deliver_load(Cta &to) {
   const size_t index = random_below(to.loads.size());
   const Load load = to.loads[index];
   to.loads.erase(to.loads.begin() + (long)index);
   const TensorMap &map = load.map;
-  const int element_bytes = 2, row_bytes = map.box_columns * element_bytes, rows = map.box_rows * map.box_heads;
+  const int row_bytes = row_bytes_of(map), rows = map.box_rows * map.box_heads;
   for (int i = 0; i < rows; i++) {
     const int *const corner = load.corner;
     const int64_t at[] = {corner[0], corner[1] + i % map.box_rows, corner[2] + i / map.box_rows, corner[3]};
@@ -161,12 +167,12 @@ void deliver_load(Cta &to) {
     for (int c = 0; c < map.box_columns; c++) {
       uint16_t bits = 0;
       if (inside && at[0] + c < map.size[0]) {
-        const char *from = map.data + (at[0] + c) * element_bytes;
+        const char *from = map.data + (at[0] + c) * ELEMENT_BYTES;
         for (int d = 1; d < 4; d++)
           from += at[d] * map.stride_bytes[d];
         memcpy(&bits, from, sizeof bits);
       }
-      const uint32_t place = swizzled(load.destination + (uint32_t)(i * row_bytes + c * element_bytes), row_bytes);
+      const uint32_t place = swizzled(load.destination + (uint32_t)(i * row_bytes + c * ELEMENT_BYTES), row_bytes);
       memcpy(&to.memory[place - SHARED_ADDRESS], &bits, sizeof bits);
     }
   }
@@ -358,7 +364,7 @@ const char *read_late(uint32_t address, int bytes) {
 }
 
 void load_box(uint32_t destination, uint32_t barrier, const TensorMap &map, const int *corner) {
-  const int row_bytes = map.box_columns * 2, bytes = map.box_rows * map.box_heads * row_bytes;
+  const int row_bytes = row_bytes_of(map), bytes = bytes_of(map);
   require(destination % (uint32_t)row_bytes == 0, "a box that begins within a row of shared memory");
   shared(destination, bytes);
   const int first = current / of_cta * of_cta;
@@ -404,7 +410,7 @@ void mbarrier_arrive(uint32_t barrier, int64_t bytes) {
 int64_t under_way(const Mbarrier &to) {
   int64_t bytes = 0;
   for (const Load &load : cta().loads)
-    if (load.barrier == &to) bytes += (int64_t)load.map.box_rows * load.map.box_heads * load.map.box_columns * 2;
+    if (load.barrier == &to) bytes += bytes_of(load.map);
   for (const std::deque<Store> &of_warp : cta().stores)
     for (const Store &store : of_warp)
       if (store.barrier == &to) bytes += store.bytes;
