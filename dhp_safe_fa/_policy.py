@@ -25,7 +25,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from dhp_safe_fa import _recognized
-from dhp_safe_fa._at_work import (
+from dhp_safe_fa._active_policies import (
     default,
     default_multi_head,
     entered,

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from dhp_safe_fa._at_work import entered, uncompiled
+from dhp_safe_fa._active_policies import entered, uncompiled
 from dhp_safe_fa._policy import Policy, Secure
 from dhp_safe_fa._recognized import OURS
 from dhp_safe_fa._sdpa import Attend, serve

@@ -1,4 +1,4 @@
-"""Which policies are at work: in this thread, inside of whose blocks it is, and for the whole process."""
+"""Which policies are active: in this thread, inside of whose blocks it is, and for the whole process."""
 
 from __future__ import annotations
 
