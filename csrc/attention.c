@@ -8,6 +8,7 @@
 #include "cuda/layout.h"
 #include "error.h"
 #include "families/decode/launch.h"
+#include "families/fold/parts.h"
 #include "families/forward/launch.h"
 
 static int is_empty(const dhp_tensor *t) { return t->size[0] == 0 || t->size[1] == 0 || t->size[2] == 0; }
@@ -36,6 +37,16 @@ dhp_status dhp_attention_cuda(const dhp_attention *args, int device, void *strea
   const dhp_tensor *const tensors[] = {&args->q, &args->k, &args->v, &args->out};
   status = dhp_cuda_check_layouts(names, tensors, sizeof tensors / sizeof *tensors, error);
   if (status != DHP_OK) return status;
+  if (plan.parts > 0 && !args->workspace)
+    return dhp_fail(error, DHP_INVALID_ARGUMENT, "workspace: NULL; expected %zu bytes, as dhp_attention_workspace says",
+                    dhp_parts_bytes(plan.parts, plan.kernel->head_dim));
   if (dhp_decode_is_planned(&plan)) return dhp_decode_launch(args, &plan, device, stream, error);
   return dhp_forward_launch(args, &plan, device, stream, error);
+}
+
+size_t dhp_attention_workspace(const dhp_attention *args, int on_cuda) {
+  dhp_plan plan;
+  dhp_error ignored;
+  if (!on_cuda || dhp_plan_attention(args, &plan, &ignored) != DHP_OK) return 0;
+  return plan.kernel ? dhp_parts_bytes(plan.parts, plan.kernel->head_dim) : 0;
 }

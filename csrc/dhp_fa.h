@@ -79,6 +79,7 @@ typedef struct dhp_attention {
   double softcap;    /* > 0: softcap tanh(score / softcap) takes the place of each (scaled) score; 0: none */
   const void *sinks; /* [Hq] contiguous, dtype as lse: exp(sink) is one more term of the sum of every row of a head,
                         with a value of 0. A row that sees no key has the sink as its lse. NULL: none */
+  void *workspace;   /* dhp_attention_workspace bytes, 16-byte aligned, if that is not 0; holds secrets afterwards */
 } dhp_attention;
 
 /*
@@ -101,7 +102,7 @@ typedef struct dhp_varlen {
   int64_t page_table_width;
   int64_t max_seqlen_q, max_seqlen_k; /* no sequence has more rows, or keys that count */
   int is_bottom_right; /* where query i stands: 0: at key i; 1: so that the last query stands at the last key */
-  void *workspace;     /* dhp_varlen_workspace bytes of device memory, 16-byte aligned; holds no secret */
+  void *workspace;     /* dhp_varlen_workspace bytes of device memory, 16-byte aligned; holds secrets afterwards */
 } dhp_varlen;
 
 /*
@@ -208,7 +209,12 @@ DHP_API dhp_status dhp_backward_cuda(const dhp_backward *args, int device, void 
  * written.
  */
 DHP_API dhp_status dhp_varlen_cuda(const dhp_varlen *args, int device, void *stream, dhp_error *error);
-/* Bytes of device memory that dhp_varlen_cuda needs beside the tensors: 48 for each tile of queries. 0 on the CPU. */
+/*
+ * Bytes of device memory that dhp_attention_cuda needs beside the tensors: 0 for rows whose keys are all of one segment
+ * (docs/kernel.md), else a float32 copy of the rows of all CTAs, or of the output for each segment. 0 on the CPU.
+ */
+DHP_API size_t dhp_attention_workspace(const dhp_attention *args, int on_cuda);
+/* The same of dhp_varlen_cuda, by max_seqlen_k; and 48 for each tile of queries. */
 DHP_API size_t dhp_varlen_workspace(const dhp_varlen *args, int on_cuda);
 /*
  * Bytes of device memory that dhp_backward_cuda needs beside the tensors: two floats a query row; where one pass
@@ -242,7 +248,8 @@ typedef struct dhp_kernel_info {
   int tile_q, tile_k; /* rows of a CTA, of these; keys (or query rows) of a step */
   int stages;         /* places for tiles of K and of V in shared memory */
   int ctas_per_sm;
-  int step_cycles;           /* about; of a multiprocessor full of such CTAs, for one step of each */
+  int step_cycles;   /* about; of a multiprocessor full of such CTAs, for one step of each */
+  int segment_tiles; /* key tiles of a segment of a row; of a decode kernel, of all that it has room for; else 0 */
   int threads, shared_bytes; /* per CTA */
   int registers;             /* per thread, as ptxas reports */
   int spill_bytes;
@@ -257,6 +264,8 @@ typedef struct dhp_plan {
   int mirrored;          /* 1: two head groups in order share q_tiles items of two tiles; 0: an item is a tile */
   int64_t listed_groups; /* the last head groups, dealt tile by tile, longest first; the others in order */
   int64_t items;         /* of all head groups */
+  int splits;            /* key segments whose work goes to different CTAs or clusters, to be folded; 1: none */
+  int64_t parts;         /* rows that the workspace has to hold */
 } dhp_plan;
 
 /*
@@ -268,6 +277,7 @@ typedef struct dhp_packed_plan {
   int heads_per_tile;            /* query heads of one key head that share a tile, a head group: a power of two */
   int64_t rows, entries;         /* query rows of a tile; of the list, no fewer than there are query tiles */
   int64_t items, grid;           /* entries for every head group; CTAs */
+  int64_t parts;                 /* rows that the workspace has to hold beside the list */
 } dhp_packed_plan;
 
 /* A kernel and how many CTAs of it. */

@@ -8,6 +8,7 @@
 #include "cpu/backward/backward_cpu.h"
 #include "cuda/layout.h"
 #include "error.h"
+#include "families/fold/parts.h"
 #include "families/forward/packed.h"
 #include "families/tiles/params.h"
 
@@ -102,6 +103,11 @@ dhp_status dhp_varlen_cpu(const dhp_varlen *args, const dhp_executor *executor, 
   return dhp_cpu_varlen(args, executor, error);
 }
 
+/* The list of query tiles, and parts of rows. */
+static size_t workspace_bytes(const dhp_packed_plan *plan) {
+  return (size_t)plan->entries * sizeof(dhp_listed_tile) + dhp_parts_bytes(plan->parts, plan->kernel->head_dim);
+}
+
 dhp_status dhp_varlen_cuda(const dhp_varlen *args, int device, void *stream, dhp_error *error) {
   dhp_packed_plan plan;
   dhp_status status = dhp_varlen_check(args, 1, error);
@@ -111,6 +117,9 @@ dhp_status dhp_varlen_cuda(const dhp_varlen *args, int device, void *stream, dhp
   const dhp_tensor *const tensors[] = {&args->packed.q, &args->packed.k, &args->packed.v, &args->packed.out};
   status = dhp_cuda_check_layouts(names, tensors, sizeof tensors / sizeof *tensors, error);
   if (status != DHP_OK) return status;
+  if (!args->workspace)
+    return dhp_fail(error, DHP_INVALID_ARGUMENT, "workspace: NULL; expected %zu bytes, as dhp_varlen_workspace says",
+                    workspace_bytes(&plan));
   return dhp_packed_launch(args, &plan, device, stream, error);
 }
 
@@ -118,7 +127,7 @@ size_t dhp_varlen_workspace(const dhp_varlen *args, int on_cuda) {
   dhp_packed_plan plan;
   dhp_error ignored;
   if (!on_cuda || dhp_plan_packed(args, &plan, &ignored) != DHP_OK) return 0;
-  return plan.kernel ? (size_t)plan.entries * sizeof(dhp_listed_tile) : 0;
+  return plan.kernel ? workspace_bytes(&plan) : 0;
 }
 
 /* ---- gradients -------------------------------------------------------------------------------------------------- */

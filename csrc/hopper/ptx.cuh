@@ -288,6 +288,22 @@ DHP_PTX int load_word(const int32_t *from) {
   return x;
 }
 
+/* If go: two floats, which are secret; else x stays. */
+DHP_PTX void load_two_if(int go, float2 *x, const float *from) {
+  asm volatile("{.reg .pred go; setp.ne.s32 go, %2, 0; @go ld.global.v2.f32 {%0, %1}, [%3];}"
+               : "+f"(x->x), "+f"(x->y)
+               : "r"(go), "l"(from)
+               : "memory");
+}
+
+/* If go: four floats, which are secret; else x stays. */
+DHP_PTX void load_four_if(int go, float *x, const float *from) {
+  asm volatile("{.reg .pred go; setp.ne.s32 go, %4, 0; @go ld.global.v4.f32 {%0, %1, %2, %3}, [%5];}"
+               : "+f"(x[0]), "+f"(x[1]), "+f"(x[2]), "+f"(x[3])
+               : "r"(go), "l"(from)
+               : "memory");
+}
+
 /* If go; else `otherwise`, at once: of a head's sink, which is secret. */
 DHP_PTX float load_one_if(int go, const float *from, float otherwise) {
   float x = otherwise;
@@ -341,6 +357,13 @@ DHP_PTX void cluster_wait(void) { asm volatile("barrier.cluster.wait.acquire.ali
 /* If go. */
 DHP_PTX void store_one(int go, float *to, float x) {
   asm volatile("{.reg .pred go; setp.ne.s32 go, %0, 0; @go st.global.f32 [%1], %2;}" ::"r"(go), "l"(to), "f"(x)
+               : "memory");
+}
+
+/* If go: two floats, 8-byte aligned. */
+DHP_PTX void store_two(int go, float *to, float x, float y) {
+  asm volatile("{.reg .pred go; setp.ne.s32 go, %0, 0; @go st.global.v2.f32 [%1], {%2, %3};}" ::"r"(go), "l"(to),
+               "f"(x), "f"(y)
                : "memory");
 }
 

@@ -16,26 +16,34 @@ static __device__ __forceinline__ void swap_across(uint32_t *a, uint32_t *b, int
 }
 
 /*
- * Stores this thread's row r: the four lanes of a quad, which hold two columns of each block of eight, first
- * exchange them so that each has one block of four, then store 16 bytes each. `mask` is all ones, or 0 for a row of
- * zeros; `columns` is 0 for a row beyond the tensor.
+ * Stores four blocks of eight columns of a row: the four lanes of a quad, which hold two columns of each, first
+ * exchange them so that each has one block, then store 16 bytes each. `mask` is all ones, or 0 for a row of zeros;
+ * `columns` is 0 for a row beyond the tensor.
  */
+static __device__ __forceinline__ void store_four_blocks(char *out, const float2 *twos, int first, float factor,
+                                                         uint32_t mask, int columns, int lane) {
+  const int in_quad = lane % 4, block = first + in_quad;
+  uint32_t x[4];
+#pragma unroll
+  for (int i = 0; i < 4; i++)
+    x[i] = pack_two(twos[i].x * factor, twos[i].y * factor) & mask;
+  swap_across(&x[0], &x[1], in_quad & 1, 1);
+  swap_across(&x[2], &x[3], in_quad & 1, 1);
+  swap_across(&x[0], &x[2], in_quad & 2, 2);
+  swap_across(&x[1], &x[3], in_quad & 2, 2);
+  store_four(block * 8 < columns, out + block * 16, x);
+}
+
+/* Stores this thread's row r of an accumulator. */
 static __device__ __forceinline__ void store_row(char *out, const float *o, int r, float factor, uint32_t mask,
                                                  int columns, int lane) {
-  const int in_quad = lane % 4;
 #pragma unroll
-  for (int block = 0; block < HEAD_DIM / 8; block += 4) {
-    uint32_t x[4];
+  for (int first = 0; first < HEAD_DIM / 8; first += 4) {
+    float2 twos[4];
 #pragma unroll
-    for (int i = 0; i < 4; i++) {
-      const float *const two = o + (block + i) * 4 + 2 * r;
-      x[i] = pack_two(two[0] * factor, two[1] * factor) & mask;
-    }
-    swap_across(&x[0], &x[1], in_quad & 1, 1);
-    swap_across(&x[2], &x[3], in_quad & 1, 1);
-    swap_across(&x[0], &x[2], in_quad & 2, 2);
-    swap_across(&x[1], &x[3], in_quad & 2, 2);
-    store_four((block + in_quad) * 8 < columns, out + (block + in_quad) * 16, x);
+    for (int i = 0; i < 4; i++)
+      twos[i] = {o[(first + i) * 4 + 2 * r], o[(first + i) * 4 + 2 * r + 1]};
+    store_four_blocks(out, twos, first, factor, mask, columns, lane);
   }
 }
 

@@ -10,8 +10,7 @@
 #ifndef DHP_SOFTMAX_CUH
 #define DHP_SOFTMAX_CUH
 
-#include "../ct.h"
-#include "ptx.cuh"
+#include "softmax_scale.cuh"
 
 /*
  * Running statistics of the rows a thread shares with its quad: the wgmma accumulator gives thread l of a warp the rows
@@ -26,17 +25,6 @@ typedef struct row_stats {
   float sum[THREAD_ROWS];     /* of exp2(scaled score - scaled shift), this thread's columns only */
   float rescale[THREAD_ROWS]; /* what the last step multiplied sum by, and O still has to be multiplied by */
 } row_stats;
-
-/*
- * fma(s, scale, -shift scale) rounds shift scale first. That error is common to the row and cancels, unless it is so
- * large that exp2 leaves its range. Where the product exceeds 2^30, neighbouring floats differ by 128 and more, so the
- * row's softmax is 1 or 0; any scale gives that, and with a power of two the product is exact. Chosen by arithmetic: of
- * a select between two launch parameters ptxas makes a load under a predicate on the value.
- */
-static __device__ __forceinline__ float scale_of(float shift, const kernel_params *p) {
-  const float huge = 1073741824.f;
-  return fmaf(greater(fabsf(shift * p->scale_log2), huge), p->scale_to_power_of_two, p->scale_log2);
-}
 
 /*
  * The first half of a step: masks s, and shift and rescale move on; scale[r] is that of row r. `limit[r]` is the last

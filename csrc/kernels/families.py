@@ -35,6 +35,7 @@ class Kernel:
     extra: tuple[tuple[str, int], ...] = ()
     source: str = ""
     shares_rows: bool = False  # the warpgroups of a CTA compute the same rows
+    segment_tiles: int = 0  # key tiles of a segment, where rows are folds over segments: a power of two
 
     @property
     def tile_q(self) -> int:
@@ -51,6 +52,7 @@ class Kernel:
             "ROWS": self.rows,
             "STAGES": self.stages,
             "CTAS_PER_SM": self.ctas_per_sm,
+            "SEGMENT_TILES": self.segment_tiles,
             "ELEMENT_IS_BFLOAT16": int(self.dtype == "bfloat16"),
             **dict(self.extra),
         }

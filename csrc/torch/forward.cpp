@@ -68,6 +68,12 @@ Tensor forward(const Call &call, Tensor *lse) {
     args.lse = lse->data_ptr();
   }
 
+  std::optional<Tensor> workspace;
+  if (const size_t bytes = dhp_attention_workspace(&args, q.is_cuda())) {
+    const int64_t sizes[] = {static_cast<int64_t>(bytes)};
+    workspace = torch::stable::new_empty(q, {sizes, 1}, ScalarType::Byte);
+    args.workspace = workspace->data_ptr();
+  }
   dhp_error error{};
   const dhp_status status = q.is_cuda() ? dhp_attention_cuda(&args, q.get_device_index(), current_stream(q), &error)
                                         : dhp_attention_cpu(&args, &on_torch_threads, &error);

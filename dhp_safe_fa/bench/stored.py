@@ -29,7 +29,7 @@ SERVED_BY = {
     "forward": ("forward out",),
     "backward": _GRADIENTS,
     "training": ("forward out", *_GRADIENTS),
-    "decode": ("forward out", "decode"),
+    "decode": ("forward out", "decode", "fold"),
     "varlen": _PACKED,
     "paged": _PACKED,
     "forms": (*_PACKED, "forward packed out sinks", "forward packed out softcap", "forward out"),

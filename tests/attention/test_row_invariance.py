@@ -142,7 +142,8 @@ def test_group_expanded(case: Case) -> None:
 
 # ---- over several segments of keys -----------------------------------------------------------------------------------
 
-# On the CPU a row is a fold over segments of so many keys, which few rows' keys are split by (csrc/cpu/segments.h).
+# A row is a fold over segments, which few rows' keys are split by: on the CPU of so many keys (csrc/cpu/segments.h), on
+# CUDA at this head_dim of twice as many (docs/kernel.md).
 SEGMENT = 4096
 LENGTHS = [SEGMENT - 1, SEGMENT, SEGMENT + 1, SEGMENT + 75, 2 * SEGMENT + 75]
 

@@ -14,16 +14,20 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from harness import needs_kernels
+
+import dhp_safe_fa
 
 ROOT = Path(__file__).resolve().parents[2]
 C = ROOT / "tests" / "core" / "c"
 CPU = ROOT / "csrc" / "cpu"
+FAMILIES = ROOT / "csrc" / "families"
 CORE = [*sorted(CPU.rglob("*.c")), ROOT / "csrc" / "error.c"]
 # What stands around it in a build without GPU kernels.
 HOST = [
     *(ROOT / "csrc" / name for name in ("attention.c", "check.c", "kernel_info.c", "varlen.c")),
     *(ROOT / "csrc" / "cuda" / name for name in ("layout.c", "none.c")),
-    *(path for name in ("decode", "forward", "tiles") for path in sorted((ROOT / "csrc/families" / name).glob("*.c"))),
+    *(path for name in ("decode", "fold", "forward", "tiles") for path in sorted((FAMILIES / name).glob("*.c"))),
     C / "no_kernels.c",
 ]
 TESTS = [*sorted(C.rglob("test_*.c")), *HOST]
@@ -85,6 +89,16 @@ def core(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 def test_values(core: list[Path], tmp_path: Path, session_seed: int) -> None:
     program = compile_c(tmp_path / "test_cpu", [*TESTS, *core], "-O3", *WRAPPED)
     assert run(program, str(session_seed)).returncode == 0
+
+
+@needs_kernels
+def test_workspace_of_the_library(core: list[Path], tmp_path: Path) -> None:
+    """Of a build with kernels: its table says how long segments are."""
+    library = Path(dhp_safe_fa.__file__).parent / "libdhp_fa.so"
+    check = next(one for one in core if one.name == "check.o")
+    rpath = f"-Wl,-rpath,{library.parent}"
+    program = compile_c(tmp_path / "workspace", [C / "workspace.c", check, library], "-O2", rpath)
+    assert run(program).returncode == 0
 
 
 @pytest.mark.long

@@ -104,17 +104,53 @@ def test_plan_covers_every_query_row_once(sq: int) -> None:
     assert 0 <= got["listed_groups"] <= got["items"]
 
 
+def segment_keys(kernel: dict[str, Any]) -> int:
+    return int(kernel["tile_k"] * kernel["segment_tiles"])
+
+
+@needs_kernels
+def test_segments_are_of_the_forward() -> None:
+    """As many keys for each head_dim, like a key tile; other families have none, or room for so many."""
+    forwards = [kernel for kernel in KERNELS if kernel["family"] == "forward"]
+    of_head_dim = {kernel["head_dim"]: segment_keys(kernel) for kernel in forwards}
+    assert all(segment_keys(kernel) == of_head_dim[kernel["head_dim"]] > 0 for kernel in forwards)
+    for kernel in KERNELS:
+        if kernel["family"] == "decode":
+            assert 0 < segment_keys(kernel) <= of_head_dim[kernel["head_dim"]]
+        elif kernel["family"] != "forward":
+            assert kernel["segment_tiles"] == 0
+
+
+@needs_kernels
+@pytest.mark.parametrize("d", [64, 120, 128, 256])
+@pytest.mark.parametrize("queries", [1, 70, 30_000])
+def test_plan_of_long_rows(queries: int, d: int) -> None:
+    """Rows of one segment have no parts; others have them, for each segment of a tile if these are split."""
+    by_name = {kernel["name"]: kernel for kernel in KERNELS}
+    for keys in (1000, 4097, 8193, 10_241, 30_001):
+        got = plan((1, 4, queries, d), (1, 2, keys, d))
+        kernel = by_name[got["kernel"]]
+        segments = -(-keys // segment_keys(kernel))
+        assert got["splits"] in (1, segments)
+        whole = 4 // got["heads_per_tile"] * got["q_tiles"]
+        assert got["items"] == whole * got["splits"]
+        rows = 0 if segments == 1 else (got["items"] if got["splits"] > 1 else got["grid"]) * kernel["tile_q"]
+        assert got["parts"] == rows
+
+
 @needs_kernels
 def test_key_walk_is_the_same_for_every_shape() -> None:
-    """Row invariance: the kernel, and so its key tile, may depend on head_dim and dtype alone."""
+    """Row invariance: the kernel, and so its key tile, may depend on head_dim and dtype alone; where rows have parts,
+    segments, too."""
     shapes = [((b, h, sq, 64), (b, h, sk, 64)) for b in (1, 9) for h in (1, 32) for sq in (1, 700) for sk in (1, 9000)]
     plans = [
         plan(q, k, is_causal=causal, causal_offset=offset)
         for q, k in shapes
         for causal, offset in ((False, 0), (True, 5))
     ]
-    tiles = {kernel["name"]: kernel["tile_k"] for kernel in KERNELS}
-    assert len({tiles[p["kernel"]] for p in plans}) == 1
+    by_name = {kernel["name"]: kernel for kernel in KERNELS}
+    assert len({by_name[p["kernel"]]["tile_k"] for p in plans}) == 1
+    assert len({by_name[p["kernel"]]["segment_tiles"] for p in plans if p["parts"]}) == 1
 
 
 @needs_kernels
@@ -181,6 +217,7 @@ CALLS = [
     (1, 2, 1, 1, 300),
     (1, 2, 1, 1, 100),
     (1, 8, 2, 1, 2500),
+    (1, 2, 1, 1, 11000),  # more keys than a segment at any head_dim
     (1, 2, 2, 70, 300),
     (2, 4, 2, 300, 500),
     (1, 66, 6, 100, 130),
@@ -196,12 +233,13 @@ def calls_of(kernel: dict[str, Any]) -> list[tuple[int, int, int, int, int]]:
 
     def launched(b: int, hq: int, hk: int, sq: int, sk: int) -> list[str]:
         q, k = (b, hq, sq, d), (b, hk, sk, d)
+        forward = sanitize_cuda.Call(q, k, dtype, False, 0).forward_kernels()
         backward = [each for need in (True, False) for each in _inspect.plan_backward(q, k, dtype, need_dq=need)]
         packed = [
             _inspect.plan_packed((b * sq, hq, d), (b * sk, hk, d), dtype, b, sq, sk, *forms)
             for forms in ((), (0.0, True), (3.0, False))
         ]
-        return ["tiles", plan(q, k, dtype)["kernel"], *(each["kernel"] for each in (*backward, *packed) if each)]
+        return ["tiles", *forward, *(each["kernel"] for each in (*backward, *packed) if each)]
 
     return [call for call in CALLS if kernel["name"] in launched(*call)]
 
@@ -230,7 +268,7 @@ def test_every_shipped_kernel_is_right(kernel: dict[str, Any], rng: torch.Genera
         target = Target("cuda", getattr(torch, kernel["dtype"]))
         q, k, v = qkv(rng, target, b, hq, hk, sq, sk, kernel["head_dim"])
         for is_causal, offset in ((False, 0), (True, 200)):
-            if kernel["part"] == "out":
+            if kernel["part"] in ("out", "fold"):
                 out, lse = attend(q, k, v, is_causal, causal_offset=offset)
                 check = assert_accurate if out.numel() >= ELEMENTS_FOR_NORM else assert_matches
                 check(out, lse, reference(q, k, v, is_causal, causal_offset=offset))

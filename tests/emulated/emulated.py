@@ -39,6 +39,7 @@ HOST = [
     "cuda/layout.c",
     "families/decode/plan.c",
     "families/decode/launch.c",
+    "families/fold/launch.c",
     "families/forward/plan.c",
     "families/forward/schedule.c",
     "families/forward/launch.c",
@@ -49,7 +50,8 @@ HOST = [
 
 Shipped = tuple[families.Family, families.Kernel]
 
-FAMILY = {family.name: family for family in families.families() if family.name in ("decode", "forward", "tiles")}
+LAUNCHED = ("decode", "fold", "forward", "tiles")  # by forwards
+FAMILY = {family.name: family for family in families.families() if family.name in LAUNCHED}
 OF_FORWARD = [kernel for kernel in FAMILY["forward"].kernels if kernel.dtype == "bfloat16"]
 KERNELS = [kernel for kernel in OF_FORWARD if kernel.part == "out"]
 LISTED = [kernel for kernel in OF_FORWARD if kernel.part == "packed out"]
@@ -72,15 +74,18 @@ def compile_table(shipped: list[Shipped], folder: Path) -> Path:
     """The table of a build that ships these kernels alone; their machine code is empty."""
     cubin, source = folder / "empty.cubin", folder / "kernel_table.c"
     cubin.touch()
-    cubins = [build_cubins.Cubin(family, kernel, cubin, "", 0, 0) for family, kernel in shipped]
+    by_family = sorted(shipped, key=lambda one: one[0].name)  # as the table has them
+    cubins = [build_cubins.Cubin(family, kernel, cubin, "", 0, 0) for family, kernel in by_family]
     source.write_text(build_cubins.table_source(cubins, list(FAMILY.values())))
     return compile_with(C_COMPILER, source, folder / "kernel_table.o", *FLAGS, *OF_HOST)
 
 
-def compile_kernel(shipped: Shipped, folder: Path, changes: tuple[Substitution, ...]) -> Path:
+def compile_kernel(
+    shipped: Shipped, of_call: list[families.Family], folder: Path, changes: tuple[Substitution, ...]
+) -> Path:
+    """of_call: the families in one of whose sources each change is made."""
     family, kernel = shipped
-    others = [FAMILY[name] for name in ("forward", "tiles") if family.name in ("forward", "tiles")]
-    sources = [one.folder / one.source for one in dict.fromkeys((family, *others))]
+    sources = [one.folder / one.source for one in dict.fromkeys((family, *of_call))]
     copy = copy_sources(sources, folder, changes, STUBS / "ptx.cuh")
     includes = [f"-I{path}" for path in (copy, STUBS, SHARED_STUBS)]
     options = ["-std=c++17", *OF_KERNELS, "-Wno-maybe-uninitialized", "-Wno-unused-function", *includes]
@@ -93,14 +98,20 @@ def compile_kernel(shipped: Shipped, folder: Path, changes: tuple[Substitution, 
 def build(folder: Path, kernel: families.Kernel, host: list[Path], changes: tuple[Substitution, ...] = ()) -> Emulator:
     """A library in which this kernel, changed as told, is all there is; `host`: of compile_host."""
     folder.mkdir(exist_ok=True)
-    shipped: list[Shipped] = [(FAMILY["decode" if kernel in DECODE else "forward"], kernel)]
+    is_decode = kernel.name.startswith("dec_")
+    of_call = [FAMILY[name] for name in ("decode" if is_decode else "forward", "fold", "tiles")]
+    shipped: list[Shipped] = [(of_call[0], kernel)]
+    if kernel.part.startswith("packed"):
+        shipped += [(FAMILY["tiles"], lister) for lister in FAMILY["tiles"].kernels]
+    else:
+        fold, serves = FAMILY["fold"], (kernel.dtype, kernel.head_dim)
+        shipped += [(fold, one) for one in fold.kernels if (one.dtype, one.head_dim) == serves]
     table = shipped
-    if kernel in (*LISTED, *FORMED):
-        table = shipped = shipped + [(FAMILY["tiles"], lister) for lister in FAMILY["tiles"].kernels]
-    if kernel in DECODE:  # the host compares it with one of the forward: with one that would take forever
+    if is_decode:  # the host compares it with one of the forward: with one that would take forever
         other = next(one for one in KERNELS if one.head_dim == kernel.head_dim)
-        table = [*shipped, (FAMILY["forward"], replace(other, step_cycles=10**9))]
-    kernels = [compile_kernel(one, folder, changes) for one in shipped]
+        slow = replace(other, step_cycles=10**9, segment_tiles=kernel.segment_tiles)
+        table = [*shipped, (FAMILY["forward"], slow)]
+    kernels = [compile_kernel(one, of_call, folder, changes) for one in shipped]
     library = folder / "libemulated.so"
     result = run(*COMPILER, "-shared", *kernels, compile_table(table, folder), *host, "-o", library)
     assert result.returncode == 0, result.stderr
@@ -121,7 +132,7 @@ class CAttention(ctypes.Structure):
         ("q", CTensor), ("k", CTensor), ("v", CTensor), ("out", CTensor), ("lse", ctypes.c_void_p),
         ("scale", ctypes.c_double), ("is_causal", ctypes.c_int), ("causal_offset", ctypes.c_int64),
         ("is_windowed", ctypes.c_int), ("window_left", ctypes.c_int64), ("window_right", ctypes.c_int64),
-        ("softcap", ctypes.c_double), ("sinks", ctypes.c_void_p),
+        ("softcap", ctypes.c_double), ("sinks", ctypes.c_void_p), ("workspace", ctypes.c_void_p),
     ]  # fmt: skip
 
 
@@ -171,25 +182,14 @@ class Emulator:
             q=c_tensor(q), k=c_tensor(k), v=c_tensor(v), out=c_tensor(out), lse=lse.data_ptr(),
             scale=q.shape[3] ** -0.5 if scale is None else scale, is_causal=is_causal, causal_offset=causal_offset,
         )  # fmt: skip
+        self.library.dhp_attention_workspace.restype = ctypes.c_size_t
+        workspace = poisoned(self.library.dhp_attention_workspace(ctypes.byref(call), 1))
+        call.workspace = aligned(workspace)
         error = CError()
         status = self.library.dhp_attention_cuda(ctypes.byref(call), 0, None, ctypes.byref(error))
         if status != 0:
             raise Violation(error.text.decode())
         return lse
-
-    def decode_parts(
-        self, q: Tensor, k: Tensor, v: Tensor, first_tile: int, end_tile: int
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-        """out and lse over these key tiles alone; O before the division, what was subtracted from scores, the sum."""
-        out, part_out = torch.empty_like(q), torch.full(q.shape, torch.nan)
-        top, total = torch.full(q.shape[:3], torch.nan), torch.full(q.shape[:3], torch.nan)
-        pointers = (ctypes.c_void_p(t.data_ptr()) for t in (part_out, top, total))
-        self.library.emulated_parts(first_tile, end_tile, *pointers)
-        try:
-            lse = self.attention(q, k, v, out)
-        finally:
-            self.library.emulated_parts(0, 0, None, None, None)
-        return out, lse, part_out, top, total
 
     def varlen(
         self, q: Tensor, k: Tensor, v: Tensor, out: Tensor, cu_seqlens_q: Tensor, max_seqlen_q: int, max_seqlen_k: int,
@@ -212,13 +212,22 @@ class Emulator:
             0 if page_table is None else page_table.shape[1], max_seqlen_q, max_seqlen_k, is_bottom_right,
         )  # fmt: skip
         self.library.dhp_varlen_workspace.restype = ctypes.c_size_t
-        workspace = torch.full((self.library.dhp_varlen_workspace(ctypes.byref(args), 1) + 16,), 255, dtype=torch.uint8)
-        args.workspace = (workspace.data_ptr() + 15) // 16 * 16
+        workspace = poisoned(self.library.dhp_varlen_workspace(ctypes.byref(args), 1))
+        args.workspace = aligned(workspace)
         error = CError()
         status = self.library.dhp_varlen_cuda(ctypes.byref(args), 0, None, ctypes.byref(error))
         if status != 0:
             raise Violation(error.text.decode())
         return lse
+
+
+def poisoned(size: int) -> Tensor:
+    """Memory for a workspace, of NaN."""
+    return torch.full((size + 16,), 255, dtype=torch.uint8)
+
+
+def aligned(workspace: Tensor) -> int:
+    return (workspace.data_ptr() + 15) // 16 * 16
 
 
 def packed(t: Tensor) -> Tensor:

@@ -21,27 +21,12 @@ static void of_arguments(void **arguments) {
 #elif OF_DECODE
 char shared[1];
 
-/* What the host's code never asks for: a launch over some of the key tiles, and parts before the division. */
-static struct {
-  int32_t first_tile, end_tile;
-  float *out, *top, *sum;
-} parts;
-extern "C" void emulated_parts(int32_t first_tile, int32_t end_tile, float *out, float *top, float *sum) {
-  parts = {first_tile, end_tile, out, top, sum};
-}
-
 static void of_arguments(void **arguments) {
   const CUtensorMap *const *const maps = reinterpret_cast<const CUtensorMap *const *>(arguments);
-  dhp_decode_params params = *static_cast<const dhp_decode_params *>(arguments[2]);
-  if (parts.out) {
-    params.first_tile = parts.first_tile;
-    params.end_tile = parts.end_tile;
-    params.part_out = parts.out;
-    params.part_top = parts.top;
-    params.part_sum = parts.sum;
-  }
-  dhp_attention_decode(*maps[0], *maps[1], params);
+  dhp_attention_decode(*maps[0], *maps[1], *static_cast<const dhp_decode_params *>(arguments[2]));
 }
+#elif OF_FOLD
+static void of_arguments(void **arguments) { dhp_attention_fold(*static_cast<const dhp_fold_params *>(arguments[0])); }
 #elif OF_TILES
 static void of_arguments(void **arguments) {
   dhp_attention_tiles(*static_cast<const dhp_tiles_params *>(arguments[0]));

@@ -119,18 +119,6 @@ def assert_poisoned(
         assert same_bits(out[~nan], expected[~nan]) and same_bits(lse[~nan], expected_lse[~nan])
 
 
-def assert_parts(decode: Emulator, kernel: families.Kernel, seed: int) -> None:
-    """A launch over some of the key tiles gives the parts that these keys give alone."""
-    q, k, v = inputs(Call(1, 4, 1, 2, 9 * kernel.tile_k - 7), kernel, seed)
-    for first, end in ((0, 9), (3, 7), (6, 9), (0, 1)):
-        decode.disturb(seed + first)
-        part = decode.decode_parts(q, k, v, first, end)
-        keys = slice(first * kernel.tile_k, end * kernel.tile_k)
-        alone = decode.decode_parts(q, k[:, :, keys].contiguous(), v[:, :, keys].contiguous(), 0, 2**31 - 1)
-        for mine, its in zip(part, alone, strict=True):
-            assert same_bits(mine, its)
-
-
 def of_forward(head_dim: int) -> families.Kernel:
     """The one with the fewest rows: all have the same bits."""
     return min((one for one in KERNELS if one.head_dim == head_dim), key=lambda one: one.tile_q)
@@ -154,13 +142,6 @@ def test_rows_of_a_cluster_that_waited_in_vain_are_nan(
 ) -> None:
     print(f"to repeat: pytest --seed {session_seed}")
     assert_poisoned(*chosen, FEW, session_seed)
-
-
-def test_parts_of_some_key_tiles_are_those_of_these_keys_alone(
-    chosen: tuple[Emulator, Emulator, families.Kernel], session_seed: int
-) -> None:
-    print(f"to repeat: pytest --seed {session_seed}")
-    assert_parts(*chosen[1:], session_seed)
 
 
 # The cluster does not meet before what its CTAs tell each other is awaited.
@@ -187,7 +168,6 @@ MISTAKES: dict[str, Substitution] = {
         "bar_sync(1, HAS_READ + warp, 32);",
         "__syncwarp(); bar_sync(0, HAS_READ + warp, 32);",
     ),
-    "parts_of_other_tiles": ("(u->first_tile + u->tiles - 1 - tile)", "(u->tiles - 1 - tile)"),
     "not_poisoned": ("dhp_ct_reciprocal(sum) + poison", "dhp_ct_reciprocal(sum)"),
     "probabilities_before_all_have_told_the_highest": (
         "arrived &= mbarrier_wait_long(base + SHARED_BARRIERS + TOPS_FULL, 0, p.zero);",
@@ -215,7 +195,6 @@ def test_a_mistake_is_found(tmp_path: Path, host: list[Path], emulators: Emulato
     kernel = next(one for one in DECODE if one.head_dim == 128)
     forward, decode = emulators(of_forward(128)), build(tmp_path, kernel, host, (mistake,))
     with pytest.raises((AssertionError, Violation)):
-        assert_parts(decode, kernel, 0)
         assert_same_bits(forward, decode, kernel, FEW, 0)
         assert_poisoned(forward, decode, kernel, FEW, 0)
 

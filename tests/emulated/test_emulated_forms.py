@@ -104,9 +104,9 @@ def test_other_sinks(emulators: Emulators, sink: float, session_seed: int) -> No
 
 
 MISTAKES: dict[str, Substitution] = {
-    "sink_of_the_first_head": ("now.head + row[r].head, lane", "now.head, lane"),
+    "sink_of_the_first_head": ("HEAD_OF(now) + row[r].head, lane", "HEAD_OF(now), lane"),
     "sink_in_every_lane": ("lane % 4 == 0 ? term : 0.f", "lane >= 0 ? term : 0.f"),
-    "rows_of_none_have_sinks": ("is_of_none ? -INFINITY : sink", "is_of_none < 0 ? -INFINITY : sink"),
+    "rows_of_none_have_sinks": ("sink_of(!is_of_none", "sink_of(1 | is_of_none"),
     "no_key_no_sink": ("x.last_key < 0 ? of_none : lse", "x.last_key < 0 ? of_none - INFINITY : lse"),
     "not_capped": ("if (FORM == DHP_FORM_SOFTCAP) cap_scores(s, &forms);", ""),
     "half_a_cap": ("-2.f * forms->cap", "-forms->cap"),

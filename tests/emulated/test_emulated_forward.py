@@ -165,16 +165,16 @@ def test_all_kernels_of_a_head_dim_give_the_same_bits(emulators: Emulators, head
 MISTAKES: dict[str, Substitution] = {
     "mask_one_key_late": ("column <= limit[r]", "column <= limit[r] + 1"),
     "mask_of_another_column": ("lane % 4 * 2;", "lane % 4 * 2 + 1;"),
-    "diagonal_left_unmasked": ("tile.masked = key_tiles - ", "tile.masked = key_tiles - 1 - "),
+    "diagonal_left_unmasked": ("return tile->last + 1 - max(", "return tile->last - max("),
     "lanes_do_not_exchange": ("swap_across(&x[1], &x[3], in_quad & 2, 2);", ""),
-    "rows_of_the_other_half": ("x[i] = pack_two(two[0]", "x[i] = pack_two(o[(block + i) * 4]"),
-    "out_of_another_head": ("of.head + x.head) * p.out_stride[1]", "of.head) * p.out_stride[1]"),
-    "last_row_not_stored": ("x.row < ROW_END ? p.head_dim : 0", "x.row + 1 < ROW_END ? p.head_dim : 0"),
-    "columns_beyond_head_dim": ("x.row < ROW_END ? p.head_dim : 0", "x.row < ROW_END ? HEAD_DIM : 0"),
+    "rows_of_the_other_half": ("twos[i] = {o[(first + i) * 4 + 2 * r],", "twos[i] = {o[(first + i) * 4],"),
+    "out_of_another_head": ("(HEAD_OF(of) + x.head) * p.out_stride[1]", "HEAD_OF(of) * p.out_stride[1]"),
+    "last_row_not_stored": ("x.row < row_end ? p.head_dim : 0", "x.row + 1 < row_end ? p.head_dim : 0"),
+    "columns_beyond_head_dim": ("x.row < row_end ? p.head_dim : 0", "x.row < row_end ? HEAD_DIM : 0"),
     "sum_of_half_a_quad": ("stats.sum[r] += __shfl_xor_sync(FULL_MASK, stats.sum[r], 2);", ""),
     "maximum_of_a_lane": ("shift = fmaxf(shift, __shfl_xor_sync(FULL_MASK, shift, 2));", ""),
     "lse_unscaled": ("stats.shift[r] * p.scale + poison", "stats.shift[r] + poison"),
-    "hidden_rows_not_zero": ("(uint32_t)(x.last_key < 0) - 1,", "0xffffffffu,"),
+    "hidden_rows_not_zero": ("((uint32_t)(x.last_key < 0) - 1)", "0xffffffffu"),
 }
 
 

@@ -16,7 +16,7 @@ from dhp_safe_fa import _inspect
 from dhp_safe_fa.gates import controls, inputs, subjects, tools
 from dhp_safe_fa.gates import planted as launching
 from dhp_safe_fa.gates.bitwise.forms import FORMS
-from dhp_safe_fa.gates.families import decode, forward, packed
+from dhp_safe_fa.gates.families import decode, fold, forward, packed
 
 
 def pretend(monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int]) -> None:
@@ -48,6 +48,7 @@ def test_not_run_without_a_driver(monkeypatch: pytest.MonkeyPatch) -> None:
 
 FORWARD = [kernel for kernel in _inspect.kernels() if (kernel["family"], kernel["part"]) == ("forward", "out")]
 DECODE = [kernel for kernel in _inspect.kernels() if kernel["family"] == "decode"]
+FOLD = [kernel for kernel in _inspect.kernels() if kernel["family"] == "fold"]
 
 
 @pytest.mark.parametrize("kernel", FORWARD, ids=lambda kernel: str(kernel["name"]))
@@ -58,6 +59,7 @@ def test_shapes_launch_the_kernel(kernel: dict[str, object]) -> None:
     assert any(shape.seqlen_k % 2 for shape in shapes)
     tiles = [shape.seqlen_k // int(str(kernel["tile_k"])) for shape in shapes if not shape.is_causal]
     assert tiles and min(tiles) >= forward.LEAST_TILES, "what happens from tile to tile is not under test"
+    assert max(tiles) > int(str(kernel["segment_tiles"])), "nor what happens from segment to segment"
     for shape in shapes:
         plan = _inspect.plan(shape.q, shape.k, shape.dtype, shape.is_causal)
         assert plan and plan["kernel"] == kernel["name"]
@@ -73,9 +75,30 @@ def test_shapes_launch_the_decode_kernel(kernel: dict[str, object]) -> None:
         assert plan and plan["kernel"] == kernel["name"]
 
 
+@pytest.mark.parametrize("kernel", FOLD, ids=lambda kernel: str(kernel["name"]))
+def test_shapes_launch_the_fold_kernel(kernel: dict[str, object]) -> None:
+    """Of parts that a kernel of its own dtype and head_dim has made."""
+    by_name = {one["name"]: one for one in _inspect.kernels()}
+    shapes = fold.shapes_of(kernel)
+    assert any(shape.heads_q > shape.heads_k for shape in shapes) and any(shape.seqlen_k % 2 for shape in shapes)
+    assert {shape.seqlen_q for shape in shapes} == {1, 3}
+    for shape in shapes:
+        plan = _inspect.plan(shape.q, shape.k, shape.dtype, shape.is_causal)
+        assert plan and plan["splits"] > 1
+        made_by = by_name[plan["kernel"]]
+        assert (made_by["dtype"], made_by["head_dim"]) == (kernel["dtype"], kernel["head_dim"])
+
+
+def test_a_fold_that_no_shape_reaches_is_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_inspect, "plan", lambda *_: None)
+    with pytest.raises(tools.NotRun, match="fold_64: no shape was found whose plan splits its keys"):
+        fold.shapes_of({"name": "fold_64", "head_dim": 64, "dtype": "float16"})
+
+
 @needs_kernels
 def test_rows_of_every_forward_are_computed_in_every_form() -> None:
-    forwards = [kernel for kernel in _inspect.kernels() if kernel["family"] in ("forward", "decode", "tiles")]
+    of_forward = ("forward", "decode", "fold", "tiles")
+    forwards = [kernel for kernel in _inspect.kernels() if kernel["family"] in of_forward]
     assert {str(kernel["part"]) for kernel in forwards} >= {"out", *packed.ASKED}
     for kernel in forwards:
         (subject,) = subjects.shipped([str(kernel["name"])])

@@ -97,6 +97,7 @@ struct Warp {
   uint32_t parity;                   /* that it waits for at an mbarrier */
   bool gives_up;                     /* the next time it has a turn, if the phase has not come */
   int priority;
+  int meetings; /* of its lanes in shuffles */
   Clock clock;
   std::vector<int> wait_began[MAX_WARPS]; /* by mbarrier and phase, on this warp's clock */
   int seen[MAX_WARPS];                    /* phases of each mbarrier that it has seen completed */

@@ -35,6 +35,8 @@ class Simulated:
         mutations: mistakes that must be found.
         source: the file of the family whose kernels these are, if it is another than the family's own.
         part: of these kernels, if the file makes several forms.
+        macros: constants in place of the kernels' own, and of kernel.cpp.
+        variant: what these make of the kernels, for the names of tests.
     """
 
     name: str
@@ -44,6 +46,8 @@ class Simulated:
     model: tuple[str, ...] = ("model.cpp",)
     source: str = ""
     part: str = ""
+    macros: tuple[tuple[str, int], ...] = ()
+    variant: str = ""
 
     @property
     def family(self) -> families.Family:
@@ -60,7 +64,11 @@ class Simulated:
     @property
     def label(self) -> str:
         """For the names of tests."""
-        return Path(self.source).stem or self.name
+        return "-".join(filter(None, (Path(self.source).stem or self.name, self.variant)))
+
+    def label_of(self, kernel: families.Kernel) -> str:
+        """Likewise."""
+        return "-".join(filter(None, (kernel.name, self.variant)))
 
 
 def compile_object(source: Path, target: Path, *options: str) -> Path:
@@ -78,10 +86,12 @@ def compile_kernel(
     """An object: `source` of the family's folder here, which includes the changed kernel with these constants."""
     kernel_source = kernel.source or simulated.family.source
     stub = SCHEDULE / "stubs" / "ptx.cuh"
-    lister = CSRC / "families" / "tiles" / "tiles.cu"  # for its headers
-    sources = copy_sources([simulated.family.folder / kernel_source, lister], folder, changes, stub)
+    with_headers = [
+        CSRC / "families" / family / "params.h" for family in ("fold", "tiles")
+    ]  # that the forward includes
+    sources = copy_sources([simulated.family.folder / kernel_source, *with_headers], folder, changes, stub)
     includes = [sources, SCHEDULE / simulated.name, SCHEDULE / "stubs", SHARED_STUBS, SCHEDULE]
-    macros = {**kernel.macros, "KERNEL_SOURCE": f'"{kernel_source}"'}
+    macros = {**kernel.macros, **dict(simulated.macros), "KERNEL_SOURCE": f'"{kernel_source}"'}
     options = [*OF_KERNELS, optimization, *(f"-D{name}={value}" for name, value in macros.items())]
     return compile_object(
         SCHEDULE / simulated.name / source, folder / "kernel.o", *options, *(f"-I{path}" for path in includes)

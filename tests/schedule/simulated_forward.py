@@ -6,6 +6,9 @@ from dataclasses import replace
 
 from simulated import Mutation, Simulated
 
+# A step that ends a query tile or a segment, and begins the next one.
+BETWEEN = "BEGIN_STEP(); wgmma_fence(); ISSUE_OUTPUT(); ISSUE_SCORES();"
+
 MUTATIONS = (
     Mutation("load_skipped_never_loads", (("go && u - l->loads_v >= now->key_tiles, l,", "0 && go, l,"),)),
     Mutation(
@@ -45,12 +48,7 @@ MUTATIONS = (
     Mutation("asked_for_while_products_read", (("if (ASKS_EARLY) { wgmma_wait(0);", "if (ASKS_EARLY) {"),)),
     Mutation(
         "q_held_before_it_has_come",
-        (
-            (
-                "arrived &= mbarrier_wait(q_full, q_parity, p.zero); q_parity ^= 1; TAKE_QUERIES();",
-                "TAKE_QUERIES(); arrived &= mbarrier_wait(q_full, q_parity, p.zero); q_parity ^= 1;",
-            ),
-        ),
+        (("arrived &= mbarrier_wait(q_full,", "TAKE_QUERIES(); arrived &= mbarrier_wait(q_full,"),),
     ),
     Mutation(
         "q_asked_for_before_its_place_is_free",
@@ -59,7 +57,12 @@ MUTATIONS = (
     Mutation("q_of_the_first_warp", (("row = 16 * warp + lane % 16;", "row = 0 * warp + lane % 16;"),)),
     Mutation(
         "awaited_before_it_is_asked_for",
-        (("LOOK_AHEAD(); BEGIN_WAIT(); wgmma_wait(0);", "BEGIN_WAIT(); LOOK_AHEAD(); wgmma_wait(0);"),),
+        (
+            (
+                "stage_after(pair); LOOK_AHEAD(); BEGIN_WAIT(); wgmma_wait(0);",
+                "stage_after(pair); BEGIN_WAIT(); LOOK_AHEAD(); wgmma_wait(0);",
+            ),
+        ),
     ),
     Mutation(
         "own_pairs_past_the_end", (("define PLAIN_END (now.key_tiles - STAGES)", "define PLAIN_END now.key_tiles"),)
@@ -73,12 +76,10 @@ MUTATIONS = (
         time_outs=True,
     ),
     Mutation("loads_own_after_a_time_out", (("load_own_pair(arrived,", "load_own_pair(1,"),), time_outs=True),
-    Mutation(
-        "rows_not_poisoned", (("poison = arrived && !IS_BAD(now) ? 0.f : NAN;", "poison = 0.f;"),), time_outs=True
-    ),
+    Mutation("rows_not_poisoned", (("poison = arrived && !IS_BAD(now) ? 0.f : NAN", "poison = 0.f"),), time_outs=True),
     Mutation(
         "o_stored_into_the_next_query_tile",
-        (("STORED(done)[r], r);", "STORED(row)[r], r);"),),
+        (("STORE_OUTPUT(tile_of_done, stored[r], r);", "STORE_OUTPUT(tile_of_done, row[r], r);"),),
     ),
     Mutation(
         "o_stored_while_it_is_summed",
@@ -87,11 +88,8 @@ MUTATIONS = (
     Mutation(
         "sums_of_the_next_query_tile",
         (
-            (
-                "FINISH_SUMS(); SET_STORED(now); for (int r = 0; r < THREAD_ROWS; r++) STORE_LSE",
-                "SET_STORED(now); for (int r = 0; r < THREAD_ROWS; r++) STORE_LSE",
-            ),
-            ("LOOK_AHEAD(); wgmma_wait(1);", "LOOK_AHEAD(); FINISH_SUMS(); wgmma_wait(1);"),
+            ("SUM_QUADS(); SET_FACTORS(); SET_STORED(now);", "SET_STORED(now);"),
+            ("LOOK_AHEAD(); wgmma_wait(1);", "LOOK_AHEAD(); SUM_QUADS(); SET_FACTORS(); wgmma_wait(1);"),
         ),
     ),
     Mutation(
@@ -109,21 +107,28 @@ MUTATIONS = (
         ),
     ),
     Mutation("o_goes_on_in_the_next_query_tile", (("TILE_K, t > 1,", "TILE_K, t > 1 || nth > 1,"),)),
-    Mutation("no_turn_between_query_tiles", (("HAND_OVER(1, LOAD_ANY);", "HAND_OVER(0, LOAD_ANY);"),)),
+    Mutation(
+        "no_turn_between_query_tiles",
+        ((f"AWAIT_QUERIES(); {BETWEEN} HAND_OVER(1,", f"AWAIT_QUERIES(); {BETWEEN} HAND_OVER(0,"),),
+    ),
 )
+
+FORWARD_MODEL = ("model.cpp", "parts.cpp")
 
 FORWARD = Simulated(
     name="forward",
     part="out",
     scheduled=(
-        ("query_tile now = NTH_QUERY_TILE(nth);", "query_tile now = scheduled_tile<query_tile>(nth);"),
+        ("tile.row = along_q * rows;", "tile.row = along_q * rows; place_as_scheduled(&tile, head_group);"),
+        ("return min(p->seqlen_k, row + 1 + p->highest);", "(void)p; return scheduled_for_first(row);"),
         (
-            "next = NTH_QUERY_TILE(++nth);",
-            "next = scheduled_tile<query_tile>(++nth);",
+            "return min(p->seqlen_k, row + (WARPGROUPS << p->log2_rows) + p->highest);",
+            "(void)p; return scheduled_for_last(row);",
         ),
     ),
     tiles_and_steps=((4, 4), (2, 9)),
     mutations=MUTATIONS,
+    model=FORWARD_MODEL,
 )
 
 # The same with query tiles in a list: it is read as the kernel reads it.
@@ -131,9 +136,13 @@ LISTED = Simulated(
     name="forward",
     scheduled=(),
     tiles_and_steps=FORWARD.tiles_and_steps,
+    model=FORWARD_MODEL,
     part="packed out",
     mutations=(
-        Mutation("a_tile_too_far", (("(loads[2] - tile->step) * TILE_K +", "(loads[2] - tile->step - 1) * TILE_K +"),)),
+        Mutation(
+            "a_tile_too_far",
+            (("(tile->of.last - tile->step) * TILE_K +", "(tile->of.last - tile->step - 1) * TILE_K +"),),
+        ),
         Mutation(
             "keys_of_another_sequence",
             (

@@ -33,8 +33,8 @@
  * but those of the barriers and loads at rest hold for the other warps, and the end comes all the same.
  *
  * Not modelled: values, but for which are there; registers that a product under way reads (so no wgmma fence); lanes of
- * a warp, but for the first; the mask, L2, other CTAs, the order that a fence of mbarrier_init makes, or that a read
- * needs before a load over it; and how long anything takes.
+ * a warp, but for the first, and how often they have met in a shuffle; the mask, L2, other CTAs, the order that a fence
+ * of mbarrier_init makes, or that a read needs before a load over it; and how long anything takes.
  */
 #include "simulator.h"
 
@@ -77,6 +77,7 @@ void set_up_warp(Warp &w) {
   w.ended = w.awaited_launches = w.timed_out = w.gives_up = false;
   w.at_named_barrier = w.at_mbarrier = -1;
   w.priority = (int)(rng() % 1000);
+  w.meetings = 0;
   w.clock = {};
   for (int i = 0; i < MAX_WARPS; i++) {
     w.wait_began[i].clear();
@@ -214,5 +215,8 @@ void await_launches_before() { self().awaited_launches = true; }
 
 bool has_timed_out() { return self().timed_out; }
 bool launches_have_ended() { return self().awaited_launches; }
+
+void meet_lanes() { self().meetings++; }
+int meetings() { return self().meetings; }
 
 } // namespace sim

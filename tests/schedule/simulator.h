@@ -75,6 +75,7 @@ void commit_products();
 void await_products(int pending);
 void fence_async(); /* of the areas that the warp wrote */
 void sync_warp();
+void meet_lanes(); /* in a shuffle */
 void commit_sums();
 void await_sums();
 
@@ -84,6 +85,7 @@ int random(int n);                          /* from 0 to n - 1 */
 void require(bool holds, const char *what); /* or the run ends with this sentence */
 bool has_timed_out();
 bool launches_have_ended();
+int meetings();                                /* of its lanes in shuffles, so far */
 int products_under_way(int product);           /* of the warp that runs: committed, and not awaited */
 int step_of(int product);                      /* one more step of the open group: how many there were before */
 void read(uint32_t address, const Tile &tile); /* the open group reads the box there, which has to hold this tile */
@@ -124,6 +126,8 @@ void load_matrices(uint32_t *four_words, uint32_t from);
 /* In global memory: */
 void add(const int32_t *to, uint32_t from, int bytes); /* a bulk sum */
 void set_bits(const void *to, uint32_t bits);
+void load_floats(float *x, const float *from, int count);
+void store_two(const float *to, float x, float y);
 
 } // namespace model
 

@@ -69,6 +69,22 @@ LONG = [
 ]
 
 
+SEGMENT_KEYS = {kernel.head_dim: kernel.tile_k * kernel.segment_tiles for kernel in FORWARD.kernels}
+# Rows of several key segments: so few that these are split, and so many that they are not. Where the diagonal crosses
+# the end of the second segment, some query tiles see nothing of the third.
+SEGMENTS = [
+    causal(2, 8, 8, 16384, 256),
+    *(
+        Call(*heads, seqlen_q, seqlen_k, head_dim, is_causal, offset)
+        for head_dim, segment_keys in SEGMENT_KEYS.items()
+        for heads in ((1, 6, 6), (1, 16, 4), (33, 4, 4), (60, 16, 16))
+        for seqlen_q in (30, 60, 190, 700)
+        for seqlen_k in (11_000, 40_000)
+        for is_causal, offset in ((0, 0), (1, seqlen_k - seqlen_q), (1, 2 * segment_keys - seqlen_q // 2))
+    ),
+]
+
+
 def random_call(random: Random) -> Call:
     key_heads, group = random.choice([1, 2, 3, 8, 16]), random.choice([1, 1, 2, 4, 8, 11])
     seqlen_q, seqlen_k = (int(10 ** random.uniform(0, 3.7)) for _ in range(2))
@@ -96,13 +112,25 @@ def deal(folder: Path, kernel: families.Kernel, calls: Sequence[Call], changes: 
     return result.stdout
 
 
-def assert_dealt_well(said: str) -> None:
-    """No violation, and CTAs as busy as BUSY wants, in what `deal` returned."""
+class Dealt(NamedTuple):
+    """What dealing.cpp says of a call: how busy CTAs are kept, how many items a query tile is, and its segments."""
+
+    busy: float
+    splits: int
+    segments: int
+
+
+def dealt_well(said: str) -> dict[Call, Dealt]:
+    """The calls in what `deal` returned: without a violation, and CTAs as busy as BUSY wants."""
     assert "violation" not in said, said
-    busy = {Call(*map(int, line.split(":")[0].split())): float(line.split(":")[1]) for line in said.splitlines()}
-    assert busy, "none of the calls is planned for this kernel"
+    dealt = {}
+    for line in said.splitlines():
+        call, (busy, splits, segments) = (side.split() for side in line.split(":"))
+        dealt[Call(*map(int, call))] = Dealt(float(busy), int(splits), int(segments))
+    assert dealt, "none of the calls is planned for this kernel"
     for call, least in BUSY.items():
-        assert busy.get(call, 1) >= least, call
+        assert call not in dealt or dealt[call].busy >= least, call
+    return dealt
 
 
 @needs_kernels
@@ -111,16 +139,31 @@ def assert_dealt_well(said: str) -> None:
 def test_every_query_tile_is_computed_once(tmp_path: Path, session_seed: int, kernel: families.Kernel) -> None:
     print(f"to repeat these calls: pytest --seed {session_seed}")
     random = Random(session_seed)
-    calls = [*BUSY, *LONG, *(random_call(random) for _ in range(2000))]
-    assert_dealt_well(deal(tmp_path, kernel, calls, ()))
+    calls = [*BUSY, *LONG, *SEGMENTS, *(random_call(random) for _ in range(2000))]
+    dealt = dealt_well(deal(tmp_path, kernel, calls, ()))
+    are_split = {one.splits > 1 for one in dealt.values() if one.segments > 1}
+    assert are_split == {False, True}, "segments are always split, or never"
 
 
-# Mistakes in the dealing: a tile is left out, or computed twice, or some CTAs have more to do.
+# Mistakes in the dealing: a tile or a segment is left out, or computed twice, or some CTAs have more to do.
 WRONG_DEALS = {
     "nobody_takes_the_rest": ("p->ordered_rounds + (cta < p->ordered_rest)", "p->ordered_rounds"),
     "one_of_two_only": ("(whole << p->mirrored) + second", "(whole << p->mirrored)"),
     "no_mirror_image": ("along_q = second ? shorter :", "along_q = 0 ? shorter :"),
     "list_begins_early": ("(in_order ? 0 : p->ordered_items)", "0"),
+    "the_last_segment_again": ("from < 0 ? top : from;", "from < 0 ? top : top;"),
+    "segments_from_the_last_key_on": ("tile.last % SEGMENT_TILES + 1", "min(tile.last + 1, SEGMENT_TILES)"),
+    "a_key_tile_between_segments": (": tile->last - tile->key_tiles;", ": tile->last - tile->key_tiles - 1;"),
+    "never_resumed": ("tile->last < top_tile(p, tile->row)", "tile->last < 0 * top_tile(p, tile->row)"),
+    "split_segments_resumed": ("(p->splits == 1) & (tile->last <", "(tile->last <"),
+    "split_segments_go_on": ("return p->splits > 1 ? -1 :", "return p->splits > 99 ? -1 :"),
+    "head_groups_as_if_nothing_were_split": ("quotient(in_batch, p->by_splits)", "in_batch"),
+    "segments_counted_through_a_batch": (
+        "(in_batch - head_group * p->splits) * SEGMENT_TILES",
+        "in_batch * SEGMENT_TILES",
+    ),
+    "keys_that_no_row_sees": ("top < begin ? begin + DHP_NOT_SEEN_TILES :", "top < begin ? begin :"),
+    "a_masked_tile_too_few": ("return tile->last + 1 - max(", "return tile->last - max("),
 }
 
 
@@ -129,7 +172,8 @@ WRONG_DEALS = {
 @pytest.mark.parametrize("wrong", WRONG_DEALS.values(), ids=WRONG_DEALS.keys())
 def test_a_wrong_deal_is_found(tmp_path: Path, wrong: Substitution) -> None:
     # two warpgroups at head_dim 256 serve most of these calls with that head_dim
-    assert_dealt_well(deal(tmp_path, FORWARD.kernels[-1], list(BUSY), ()))
-    said = deal(tmp_path, FORWARD.kernels[-1], list(BUSY), (wrong,))
+    calls = [*BUSY, *SEGMENTS]
+    dealt_well(deal(tmp_path, FORWARD.kernels[-1], calls, ()))
+    said = deal(tmp_path, FORWARD.kernels[-1], calls, (wrong,))
     with pytest.raises(AssertionError):
-        assert_dealt_well(said)
+        dealt_well(said)

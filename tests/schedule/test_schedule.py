@@ -15,8 +15,9 @@ from simulated import SCHEDULE, VIOLATION, Mutation, Simulated, compile_kernel, 
 from simulated_backward import BACKWARD
 from simulated_forward import FORMS, FORWARD, LISTED
 from simulated_one_pass import ONE_PASS
+from simulated_segments import IN_SEGMENTS, SPLIT
 
-SIMULATED = [FORWARD, LISTED, *FORMS, BACKWARD, ONE_PASS]
+SIMULATED = [FORWARD, LISTED, *FORMS, *IN_SEGMENTS, SPLIT, BACKWARD, ONE_PASS]
 MACHINE = ("simulator", "barriers", "products", "main")
 # Kernels of clusters: the simulator has one CTA. tests/emulated runs all of a cluster, thread by thread, in random
 # order, with stores, loads and reads that end late and tiles that never come (test_emulated_decode.py).
@@ -73,7 +74,11 @@ def simulate(program: Path, seed: int, time_outs: bool, tiles: int, steps: int) 
 
 @pytest.mark.parametrize(
     ("simulated", "kernel"),
-    [pytest.param(simulated, kernel, id=kernel.name) for simulated in SIMULATED for kernel in simulated.kernels],
+    [
+        pytest.param(simulated, kernel, id=simulated.label_of(kernel))
+        for simulated in SIMULATED
+        for kernel in simulated.kernels
+    ],
 )
 def test_no_schedule_breaks_a_rule(
     tmp_path: Path, build: Build, session_seed: int, simulated: Simulated, kernel: families.Kernel

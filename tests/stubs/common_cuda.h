@@ -25,6 +25,7 @@ struct Index {
 static inline uint32_t __umulhi(uint32_t a, uint32_t b) { return (uint32_t)((uint64_t)a * b >> 32); }
 static inline int min(int a, int b) { return a < b ? a : b; }
 static inline int max(int a, int b) { return a > b ? a : b; }
+static inline float __fmul_rn(float a, float b) { return a * b; } /* -ffp-contract=off: rounded */
 static inline float2 make_float2(float x, float y) { return {x, y}; }
 static inline float __uint_as_float(uint32_t bits) {
   float x;

@@ -1,16 +1,17 @@
 /*
  * attention_decode.cu - FlashAttention forward for few queries over many keys on Hopper, with the bits of
- * attention_fwd.cu. A cluster of CTAs computes eight query rows, over up to 4096 keys.
+ * attention_fwd.cu. A cluster of CTAs computes eight query rows, over the keys of a segment; where there are
+ * several, the fold family makes one row of their parts.
  *
- * A row is one chain over its key tiles, from the last visible one to tile 0: a running maximum, and O and the sum
- * rescaled at every tile. What of that may be shared without changing a bit:
+ * A part of a row is one chain over the key tiles of a segment, from the last visible one down: a running maximum, and
+ * O and the sum rescaled at every tile. What of that may be shared without changing a bit:
  *
  *     1. S(t) = q k(t)^T, one tile a warp, all tiles of the unit at once, kept in registers; the tile's highest score
  *        of each row goes to all CTAs.
  *     2. The running maximum before and after t follows from the highest scores of the tiles visited before, in any
  *        order. So every warp can compute P(t), its sum, and what rescales the sums before; all CTAs get these.
  *     3. O = O rescale(t) + P(t) v(t), for each tile in order: each CTA its own 32 columns of v, a warp eight.
- *     4. O / sum, unless a warp of the cluster has waited in vain.
+ *     4. O / sum, or O, the shift and the sum as a part; NaN if a warp of the cluster has waited in vain.
  *
  * Each element of k and of v is read from device memory once. Of k each warp loads what it needs, one box of 64 columns
  * after the other into the same place; when it has finished, it asks for strips of v, which so come while steps 1 and 2
@@ -163,18 +164,15 @@ extern "C" __global__ void __cluster_dims__(HEAD_DIM / DHP_DECODE_STRIP, 1, 1)
   const int64_t of_row = ((int64_t)u.batch * p.heads + u.head + head) * p.seqlen_q + row;
   const int64_t at = u.batch * p.out_stride[0] + (u.head + head) * p.out_stride[1] + row * p.out_stride[2] + column;
   /* a row that sees no key is 0, whatever its tile held */
-  store_word(inside && p.out != 0 && column < p.head_dim, (uint32_t *)((char *)p.out + 2 * at),
+  store_word(inside && p.splits == 1 && column < p.head_dim, (uint32_t *)((char *)p.out + 2 * at),
              pack_two(o[0] * factor, o[1] * factor) & ((uint32_t)sees_none - 1));
   /* lse = scale shift + ln(sum) */
   const float lse = dhp_ct_log(sum) + shift * p.scale + poison;
-  store_one(inside && p.lse != 0 && u.rank == 0 && warp == 0 && lane % 4 == 0, p.lse + of_row,
-            sees_none ? -INFINITY : lse);
-  /* the parts of a fold over launches: a row that sees none of these keys has a sum of 0 */
-  const int is_part = inside && p.part_out != 0, is_first = is_part && u.rank == 0 && warp == 0 && lane % 4 == 0;
-  float *const part = p.part_out + of_row * p.head_dim + column;
-  store_one(is_part && column < p.head_dim, part, o[0] + poison);
-  store_one(is_part && column < p.head_dim, part + 1, o[1] + poison);
-  store_one(is_first, p.part_top + of_row, shift);
-  store_one(is_first, p.part_sum + of_row, sum + poison);
+  const int is_first = u.rank == 0 && warp == 0 && lane % 4 == 0;
+  store_one(inside && p.splits == 1 && p.lse != 0 && is_first, p.lse + of_row, sees_none ? -INFINITY : lse);
+  /* or its part */
+  float *const part = p.part_out + ((int64_t)u.place * ROWS * HEAD_DIM + offset_in_place(of_unit, column));
+  store_two(p.splits > 1 && warp < OUTPUT_WARPS, part, o[0], o[1]);
+  store_two(p.splits > 1 && is_first, p.part_sums + ((int64_t)u.place * ROWS + of_unit) * 2, shift, sum + poison);
   cluster_wait(); /* long since over; without it ptxas ends a thread that has nothing to store by a predicated exit */
 }

@@ -6,8 +6,10 @@ from families import Family, Kernel
 from wgmma import header
 
 # (head_dim, tile_k, warpgroups, stages, step_cycles, TILES_PER_WARP). tile_k is the forward's: it decides the order of
-# the sums, hence the output bits. A cluster has a CTA for every 32 columns, and room for the scores of 4096 keys.
-# stages: groups of four key tiles for which there are places for strips of v. step_cycles: of a key tile more.
+# the sums, hence the output bits. A cluster has a CTA for every 32 columns, and each of its warps keeps the scores of
+# TILES_PER_WARP key tiles: so many it has room for, and where that is a segment of the forward's (head_dim 128), longer
+# rows are split into units of one segment each. stages: groups of four key tiles for which there are places for strips
+# of v. step_cycles: of a key tile more.
 SHAPES = [
     (64, 128, 2, 4, 50, 2),
     (128, 128, 2, 4, 50, 1),
@@ -17,8 +19,11 @@ SHAPES = [
 
 def kernel(dtype: str, head_dim: int, tile_k: int, warpgroups: int, stages: int, cycles: int, tiles: int) -> Kernel:
     name = f"dec_{dtype}_d{head_dim}_k{tile_k}_c{head_dim // 32}"
-    extra = (("TILES_PER_WARP", tiles),)
-    return Kernel(name, dtype, head_dim, tile_k, warpgroups, 8, stages, 1, cycles, extra=extra, shares_rows=True)
+    cluster, extra = head_dim // 32, (("TILES_PER_WARP", tiles),)
+    return Kernel(
+        name, dtype, head_dim, tile_k, warpgroups, 8, stages, 1, cycles, extra=extra, shares_rows=True,
+        segment_tiles=cluster * warpgroups * 4 * tiles,
+    )
 
 
 FAMILY = Family(

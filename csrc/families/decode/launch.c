@@ -5,6 +5,8 @@
 #include "../../hopper/chip.h"
 #include "../../hopper/log2.h"
 #include "../../hopper/softmax_scale.h"
+#include "../fold/launch.h"
+#include "../fold/parts.h"
 #include "params.h"
 
 /*
@@ -23,6 +25,7 @@ static dhp_status encode_maps(const dhp_session *session, const dhp_attention *a
 static dhp_decode_params params_of(const dhp_attention *args, const dhp_mask *mask, const dhp_plan *plan) {
   const int64_t *const q = args->q.size, groups = q[1] / plan->heads_per_tile;
   const dhp_softmax_scale by = dhp_softmax_scale_of(args->scale);
+  const dhp_parts parts = dhp_parts_at(args->workspace, plan->parts, plan->kernel->head_dim);
   return (dhp_decode_params){
       .q = args->q.data,
       .q_stride = {args->q.stride[0], args->q.stride[1], args->q.stride[2]},
@@ -35,13 +38,15 @@ static dhp_decode_params params_of(const dhp_attention *args, const dhp_mask *ma
       .head_dim = (int32_t)q[3],
       .is_causal = args->is_causal != 0,
       .causal_offset = (int32_t)mask->highest,
-      .first_tile = 0,
-      .end_tile = INT32_MAX,
+      .part_out = parts.out,
+      .part_sums = parts.sums,
+      .splits = plan->splits,
       .log2_rows = dhp_log2_of(plan->kernel->tile_q / plan->heads_per_tile),
-      .head_groups = (int32_t)groups,
+      .head_groups = (int32_t)(groups * plan->splits),
       .q_tiles = (int32_t)plan->q_tiles,
       .by_q_tiles = dhp_divisor_of(plan->q_tiles),
-      .by_head_groups = dhp_divisor_of(groups),
+      .by_head_groups = dhp_divisor_of(groups * plan->splits),
+      .by_splits = dhp_divisor_of(plan->splits),
       .by_heads_per_key_head = dhp_divisor_of(q[1] / args->k.size[1]),
       .scale = by.scale,
       .scale_log2 = by.scale_log2,
@@ -64,6 +69,7 @@ dhp_status dhp_decode_launch(const dhp_attention *args, const dhp_plan *plan, in
     void *arguments[] = {&maps[0], &maps[1], &params};
     const int may_overlap = plan->grid <= DHP_MULTIPROCESSORS;
     status = dhp_session_launch(&session, plan->kernel, plan->grid, arguments, may_overlap, stream, error);
+    if (status == DHP_OK && plan->splits > 1) status = dhp_fold_launch(&session, args, plan, stream, error);
   }
   dhp_session_end(&session);
   return status;

@@ -6,10 +6,11 @@
 #include "../../mask.h"
 
 /*
- * If a kernel of this family serves the call in fewer cycles, about, than `cycles`, plans its launch and returns 1;
- * else leaves the plan as it is and returns 0. head_dim: that of the kernels. A function of public shape alone.
+ * If a kernel of this family serves the call in fewer cycles, about, than `cycles`, which `forward` takes, plans its
+ * launch and returns 1; else leaves the plan as it is and returns 0. A function of public shape alone.
  */
-int dhp_decode_plan(const dhp_attention *args, const dhp_mask *mask, int head_dim, double cycles, dhp_plan *plan);
+int dhp_decode_plan(const dhp_attention *args, const dhp_mask *mask, const dhp_kernel_info *forward, double cycles,
+                    dhp_plan *plan);
 
 /* Whether a plan is one of this family. */
 int dhp_decode_is_planned(const dhp_plan *plan);

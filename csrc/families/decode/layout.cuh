@@ -1,7 +1,7 @@
 /*
  * layout.cuh - the constants of one decode kernel, and what lies where in the shared memory of its CTAs.
  *
- * HEAD_DIM, TILE_K, WARPGROUPS, ROWS, STAGES, CTAS_PER_SM and TILES_PER_WARP come from family.py.
+ * HEAD_DIM, TILE_K, WARPGROUPS, ROWS, STAGES, CTAS_PER_SM, SEGMENT_TILES and TILES_PER_WARP come from family.py.
  */
 #ifndef DHP_DECODE_LAYOUT_CUH
 #define DHP_DECODE_LAYOUT_CUH
@@ -61,7 +61,7 @@ enum mbarrier { /* byte offset of the first 8-byte mbarrier of a kind, from SHAR
 static_assert(DHP_DECODE_ALIGN + SHARED_BARRIERS + BARRIER_BYTES ==
                   DHP_DECODE_SHARED_BYTES(HEAD_DIM, TILE_K, WARPGROUPS, ROWS, STAGES, TILES_PER_WARP),
               "the host and the kernel disagree on the shared memory plan");
-static_assert(TILES * TILE_K >= DHP_DECODE_KEYS && ROWS == DHP_DECODE_ROWS, "or on what a cluster has room for");
+static_assert(TILES >= SEGMENT_TILES && ROWS == DHP_DECODE_ROWS, "or on what a cluster has room for");
 static_assert(STAGES * GROUP == WARPS * STRIPS_PER_BOX, "strips of v take the places of k");
 static_assert(HAS_READ + WARPS <= 16, "named barriers");
 static_assert(GROUPS % WARPS == 0, "each warp prepares as many");

@@ -6,6 +6,7 @@
 #define DHP_DECODE_OUTPUT_CUH
 
 #include "../../ct.h"
+#include "../fold/params.h"
 #include "unit.cuh"
 
 /* The place of a tile's strip of v. */
@@ -61,6 +62,12 @@ static __device__ __forceinline__ void multiply_values(float *o, float *sum, con
   o[0] = dhp_ct_select(mask, next[0], o[0]);
   o[1] = dhp_ct_select(mask, next[1], o[1]);
   *sum = dhp_ct_select(mask, fmaf(*sum, x->lane.x, x->lane.y), *sum);
+}
+
+/* Where two columns of a row, an even one and the next, are in a unit's place, counted in floats. */
+static __device__ __forceinline__ int offset_in_place(int row, int column) {
+  const int in_quad = column / 2 % 4, second = column / 8 % 2;
+  return (column / DHP_PART_COLUMNS * ROWS + row) * DHP_PART_COLUMNS + in_quad * 4 + second * 2;
 }
 
 #endif

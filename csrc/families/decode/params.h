@@ -14,8 +14,7 @@
 enum {
   DHP_DECODE_ALIGN = 1024, /* the 128-byte swizzle repeats every 1024 bytes; CUDA aligns shared memory to 16 */
   DHP_DECODE_ROWS = 8,     /* query rows of a cluster */
-  DHP_DECODE_STRIP = 32,   /* columns of v of a CTA: the CTAs of a cluster share head_dim */
-  DHP_DECODE_KEYS = 4096   /* that a row may see: all of them are in the cluster's registers at once, as scores */
+  DHP_DECODE_STRIP = 32    /* columns of v of a CTA: the CTAs of a cluster share head_dim */
 };
 
 /*
@@ -32,12 +31,11 @@ typedef struct dhp_decode_params {
   int32_t heads;
   int32_t seqlen_q, seqlen_k, head_dim;
   int32_t is_causal, causal_offset; /* offset in [-seqlen_q, seqlen_k] */
-  int32_t first_tile, end_tile;     /* of the key tiles, which of them the launch visits; all: 0 and INT32_MAX */
-  float *part_out, *part_top;     /* or null: O and, of each row, what was subtracted from scores and the sum; before */
-  float *part_sum;                /* the division, contiguous as out and lse are: [batch, heads, seqlen_q, head_dim] */
-  int32_t log2_rows, head_groups; /* head_groups: of one batch */
-  int32_t q_tiles;                /* of one head group */
-  dhp_divisor by_q_tiles, by_head_groups, by_heads_per_key_head;
+  float *part_out, *part_sums;      /* as in ../fold/params.h, of eight rows a place; if splits > 1, in place of out */
+  int32_t splits;                   /* key segments that are units of their own; 1: none */
+  int32_t log2_rows, head_groups;   /* head_groups: of one batch, splits times each */
+  int32_t q_tiles;                  /* of one head group */
+  dhp_divisor by_q_tiles, by_head_groups, by_splits, by_heads_per_key_head;
   DHP_SOFTMAX_PARAMS
   uint32_t zero; /* 0, which the compiler must not know: see mbarrier_wait in ptx.cuh */
 } dhp_decode_params;

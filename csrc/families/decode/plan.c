@@ -5,6 +5,7 @@
  */
 #include "../../hopper/chip.h"
 #include "../../kernels/kernel_table.h"
+#include "../fold/launch.h"
 #include "launch.h"
 #include "params.h"
 
@@ -45,18 +46,30 @@ int dhp_decode_is_planned(const dhp_plan *plan) {
   return plan->kernel >= first && plan->kernel < first + dhp_family_decode.count;
 }
 
-int dhp_decode_plan(const dhp_attention *args, const dhp_mask *mask, int head_dim, double cycles, dhp_plan *plan) {
+int dhp_decode_plan(const dhp_attention *args, const dhp_mask *mask, const dhp_kernel_info *forward, double cycles,
+                    dhp_plan *plan) {
   const int64_t *const q = args->q.size, keys = dhp_mask_keys_seen(mask);
-  const dhp_kernel_info *const kernel = dhp_family_kernel(&dhp_family_decode, args->q.dtype, head_dim, "out");
-  if (!kernel || keys > DHP_DECODE_KEYS) return 0;
+  const dhp_kernel_info *const kernel = dhp_family_kernel(&dhp_family_decode, args->q.dtype, forward->head_dim, "out");
+  if (!kernel) return 0;
   const int heads = heads_together(args, kernel->tile_q);
-  const int64_t q_tiles = ceil_div(q[2], kernel->tile_q / heads), units = q[0] * q[1] / heads * q_tiles;
+  const int64_t key_tiles = ceil_div(keys, kernel->tile_k), segments = ceil_div(key_tiles, kernel->segment_tiles);
+  if (segments > INT32_MAX || (segments > 1 && kernel->segment_tiles != forward->segment_tiles)) return 0;
+  const int splits = segments > 1 ? (int)segments : 1;
+  const int64_t q_tiles = ceil_div(q[2], kernel->tile_q / heads), units = q[0] * q[1] / heads * q_tiles * splits;
+  const int64_t parts = splits > 1 ? units * kernel->tile_q : 0;
+  if (!dhp_fold_can_split(parts, key_tiles)) return 0;
   const int cluster = cluster_of(kernel);
-  const double tiles = (double)ceil_div(keys, kernel->tile_k);
+  const double tiles = (double)(splits > 1 ? kernel->segment_tiles : key_tiles); /* of a unit */
   const double rounds = (double)ceil_div(units, clusters_at_a_time(cluster));
-  const double loads = (double)units * tiles * kernel->tile_k * 4 * head_dim / BYTES_PER_CYCLE;
-  if (rounds * (ENDS + cluster * ENDS_OF_CTA + tiles * kernel->step_cycles) + loads >= cycles) return 0;
-  *plan = (dhp_plan){
-      .kernel = kernel, .grid = units * cluster, .heads_per_tile = heads, .q_tiles = q_tiles, .items = units};
+  const double loads = (double)units * tiles * kernel->tile_k * 4 * kernel->head_dim / BYTES_PER_CYCLE;
+  const double fold = splits > 1 ? dhp_fold_cycles(parts, kernel->head_dim) : 0.;
+  if (rounds * (ENDS + cluster * ENDS_OF_CTA + tiles * kernel->step_cycles) + loads + fold >= cycles) return 0;
+  *plan = (dhp_plan){.kernel = kernel,
+                     .grid = units * cluster,
+                     .heads_per_tile = heads,
+                     .q_tiles = q_tiles,
+                     .items = units,
+                     .splits = splits,
+                     .parts = parts};
   return 1;
 }

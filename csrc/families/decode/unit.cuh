@@ -16,6 +16,7 @@ typedef struct unit {
   int batch, head, key_head; /* head: the first of the head group */
   int row;                   /* first query row */
   int first_tile, tiles;     /* to visit, at least one */
+  int place;                 /* of its parts */
 } unit;
 
 /* Returns this CTA's. CT: a function of the block index and public parameters. */
@@ -24,14 +25,20 @@ static __device__ __forceinline__ unit unit_of(const dhp_decode_params *p) {
   const int index = (int)(blockIdx.x / CLUSTER);
   u.rank = (int)(blockIdx.x % CLUSTER);
   const int group = quotient(index, p->by_q_tiles); /* of all batches */
-  u.row = (index - group * p->q_tiles) << p->log2_rows;
+  const int tile = index - group * p->q_tiles;
+  u.place = group * p->q_tiles + p->q_tiles - 1 - tile;
+  u.row = tile << p->log2_rows;
   u.batch = quotient(group, p->by_head_groups);
-  u.head = (group - u.batch * p->head_groups) * (ROWS >> p->log2_rows);
+  const int in_batch = group - u.batch * p->head_groups, head_group = quotient(in_batch, p->by_splits);
+  u.head = head_group * (ROWS >> p->log2_rows);
   u.key_head = quotient(u.head, p->by_heads_per_key_head);
   const int rows = 1 << p->log2_rows;
   const int seen_by_last = p->is_causal ? min(p->seqlen_k, u.row + rows + p->causal_offset) : p->seqlen_k;
-  u.first_tile = p->first_tile;
-  u.tiles = max(min((seen_by_last + TILE_K - 1) / TILE_K, p->end_tile) - u.first_tile, 1);
+  const int begin = (in_batch - head_group * p->splits) * SEGMENT_TILES, seen = (seen_by_last + TILE_K - 1) / TILE_K;
+  /* a unit that sees no key of its segment still visits a tile: of zeros, where there are no keys */
+  u.first_tile = begin + (begin > 0 && seen <= begin ? DHP_NOT_SEEN_TILES : 0);
+  /* with the zero, or the compiler would know how many at most, and leave out the remainder in group_full */
+  u.tiles = max(min(seen - begin, SEGMENT_TILES + (int)p->zero), 1);
   return u;
 }
 

@@ -17,6 +17,10 @@
  * After the last key tile there is P v left: if SEAMLESS, S(0) of the next query tile follows it in one step, and O is
  * stored while S(0) is computed. Else the last step is P v alone, and step 0 S(0).
  *
+ * Keys are in segments of SEGMENT_TILES key tiles, counted from key 0. Of each a row is a chain of its own, and a row
+ * of several is a fold over them, from the last to the first (fold.cuh). What it is so far lies in device memory
+ * (parts.cuh): for this CTA, which goes on with the next segment, or for the fold family, if segments are split.
+ *
  * When the last warpgroup has the turn of step t, all have finished step t-1: the stage of that step's pair is free,
  * and the loaders, warps of the last warpgroup, ask TMA for the pair that comes there STAGES steps after that one, in
  * the next query tile if this one ends before. So the stream of tiles never stops, and asking costs no time: it comes
@@ -25,7 +29,8 @@
  *
  * Keys are visited from the last visible tile down to tile 0, in tiles of TILE_K counted from key 0, so the tiles that
  * need a mask come first, and the order of every sum is fixed by the keys alone: a row's bits do not depend on its
- * neighbours, its batch, its head, or whether it is computed in a prefill or alone. A masked score adds exactly 0.
+ * neighbours, its batch, its head, whether it is computed in a prefill or alone, or whether its segments are split. A
+ * masked score adds exactly 0.
  *
  * CT: q, k and v only ever meet wgmma, fused multiply-adds, multiplications, additions, selects and masks by public
  * positions, max, ex2, rcp, lg2, conversions and quad shuffles with constant lanes. Every branch, address, barrier and
@@ -43,6 +48,7 @@
 #include "../../hopper/products.cuh"
 #include "../../hopper/rows_out.cuh"
 #include "../../hopper/softmax.cuh"
+#include "parts.cuh"
 #if FORM
 #include "forms.cuh"
 #endif
@@ -56,40 +62,33 @@
  */
 #if LISTED
 #define LIST_PARAMETER , const __grid_constant__ dhp_fwd_list list
-#define NTH_QUERY_TILE(nth) nth_query_tile(&p, &list, nth)
+#define NTH_QUERY_TILE(nth, from) nth_query_tile(&p, &list, nth, from)
+#define NEXT_SEGMENT() next_segment(&p, &list, &now)
+#define HEAD_OF(tile) head_of(&p, &(tile))
+#define RESUMES() resumes(&p, &list, &now)
+#define IS_SPLIT 0
 #define ROW_OF_THREAD(tile, first, r) row_of_thread(&p, &list, &tile, group, first, r)
-#define BATCH(tile) 0
-#define FIRST_ROW(tile) first_row(&list, &(tile))
-#define IS_BAD(tile) is_bad(&list, &(tile))
-#define FIRST_KEY(step) first_key_of(&list, &now, step)
-#define READ_MASKED() const int masked = masked_steps(&list, &now)
-#define MASKED_STEPS masked
-#define KEEP_ROWS()
-#define SET_STORED(tile)                         \
-  query_row stored[THREAD_ROWS];                 \
-  const int row_end = end_of_rows(&list, &tile); \
-  for (int r = 0; r < THREAD_ROWS; r++)          \
-  stored[r] = ROW_OF_THREAD(tile, FIRST_ROW_OF_THREAD, r)
-#define STORED(known) stored
-#define ROW_END row_end
+#define BATCH_OF(tile) 0
+#define FIRST_ROW(tile) first_row(&p, &list, &(tile))
+#define IS_BAD(tile) is_bad(&p, &list, &(tile))
+#define MASKED_STEPS() masked_steps(&p, &list, &now)
+#define ROW_END(tile) end_of_rows(&p, &list, &(tile))
 #else
 #define LIST_PARAMETER
-#define NTH_QUERY_TILE(nth) nth_query_tile(&p, nth)
+#define NTH_QUERY_TILE(nth, from) nth_query_tile(&p, nth, from)
+#define NEXT_SEGMENT() next_segment(&p, &now)
+#define HEAD_OF(tile) (tile).head
+#define RESUMES() resumes(&p, &now)
+#define IS_SPLIT (p.splits > 1)
 #define ROW_OF_THREAD(tile, first, r) row_of_thread(&p, &tile, group, first, r)
-#define BATCH(tile) (tile).batch
+#define BATCH_OF(tile) (tile).batch
 #define FIRST_ROW(tile) (tile).row
 #define IS_BAD(tile) 0
-#define FIRST_KEY(step) ((now.key_tiles - 1 - (step)) * TILE_K)
-#define READ_MASKED()
-#define MASKED_STEPS now.masked
-#define KEEP_ROWS()                     \
-  query_row done[THREAD_ROWS];          \
-  for (int r = 0; r < THREAD_ROWS; r++) \
-  done[r] = row[r]
-#define SET_STORED(tile)
-#define STORED(known) known
-#define ROW_END p.seqlen_q
+#define MASKED_STEPS() masked_steps(&p, &now)
+#define ROW_END(tile) p.seqlen_q
 #endif
+
+#define FIRST_KEY(step) ((now.last - (step)) * TILE_K) /* of the key tile that is visited in a step */
 
 /*
  * FORM: a soft cap, or sinks, of kernels with a list. A sink is a term of a row's sum from the beginning on, so a key
@@ -97,14 +96,15 @@
  */
 #if FORM
 #define FORM_PARAMETER , const __grid_constant__ dhp_fwd_forms forms
-#define BEGIN_SUMS(r) begin_with_sink(&stats, r, &p, &forms, now.head + row[r].head, lane)
+#define SEES_LAST_KEY(r) ((row[r].last_key >= FIRST_KEY(now.key_tiles - 1)) & (row[r].last_key < FIRST_KEY(-1)))
+#define BEGIN_SUMS(r) begin_with_sink(&stats, r, SEES_LAST_KEY(r), &p, &forms, HEAD_OF(now) + row[r].head, lane)
 #define CAP_SCORES()                                     \
   do {                                                   \
     if (FORM == DHP_FORM_SOFTCAP) cap_scores(s, &forms); \
   } while (0)
 #define SEES_NONE_OF(r, step) \
   ((first_column[r] >= TILE_K - lane % 4 * 2) | (limit[r] < -(lane % 4 * 2))) /* both from this lane's column on */
-#define LSE_OF_NONE(of, x) lse_of_none(&forms, of.head + x.head, is_of_none(&list, &(of)))
+#define LSE_OF_NONE(of, x) lse_of_none(&forms, HEAD_OF(of) + x.head, is_of_none(&p, &list, &(of)))
 #else
 #define FORM_PARAMETER
 #define BEGIN_SUMS(r)                      \
@@ -154,21 +154,21 @@ dhp_attention_fwd(const __grid_constant__ CUtensorMap q_map, const __grid_consta
   /* First loads: q, and this query tile's pairs for as many stages as there are; there is no v before the first. */
   int nth = 0;
   if (LISTED) await_launches_before(); /* the list is theirs */
-  query_tile now = NTH_QUERY_TILE(nth);
+  query_tile now = NTH_QUERY_TILE(nth, -1);
   if (LISTED && now.key_tiles == 0) return;
 #if !LISTED
   const
 #endif
       loader load = loader_of(warp, &k_map, &v_map, base);
 #if LISTED
+  load.params = &p;
   load.list = &list;
-  load.by_heads_per_key_head = p.by_heads_per_key_head;
   load.lane = lane;
 #endif
   const int loads_q = warp % WARPS_PER_GROUP == 0;
   if (!LISTED) await_launches_before();
   begin_launches_after();
-  load_queries(loads_q, &q_map, q_rows, q_full, FIRST_ROW(now) + (group << p.log2_rows), now.head, BATCH(now));
+  load_queries(loads_q, &q_map, q_rows, q_full, FIRST_ROW(now) + (group << p.log2_rows), HEAD_OF(now), BATCH_OF(now));
 #pragma unroll
   for (int u = 0; u < STAGES; u++)
     load_pair(u >= load.loads_v && u - load.loads_v < now.key_tiles, &load, pairs_full, u, u, &now, &now);
@@ -209,7 +209,7 @@ dhp_attention_fwd(const __grid_constant__ CUtensorMap q_map, const __grid_consta
 #else
 #define HAS_PLAIN_STEPS 1
 #define READ_PLAIN_END() \
-  const int plain = min(plain_end(&list, &now), ASKS_EARLY ? now.key_tiles : now.key_tiles - STAGES)
+  const int plain = min(plain_end(&p, &list, &now), ASKS_EARLY ? now.key_tiles : now.key_tiles - STAGES)
 #define PLAIN_END plain
 #define LOAD_PLAIN(done) \
   do {                   \
@@ -263,7 +263,7 @@ dhp_attention_fwd(const __grid_constant__ CUtensorMap q_map, const __grid_consta
 #if Q_IN_REGISTERS
 #define ISSUE_SCORES() issue_held<wgmma_scores>(s, q, OF_STAGE(k_descriptor), KV_BOX_BYTES, HEAD_DIM, HIGH)
 #else
-#define Q_DESCRIPTOR (HEAD_DIM > 128 && WARPGROUPS > 1 ? matrix_descriptor(q_rows + UNKNOWN_ZERO, 16) : q_descriptor)
+#define Q_DESCRIPTOR (HEAD_DIM > 128 ? matrix_descriptor(q_rows + UNKNOWN_ZERO, 16) : q_descriptor)
 #define ISSUE_SCORES() \
   issue_shared<wgmma_scores>(s, Q_DESCRIPTOR, Q_BOX_BYTES, OF_STAGE(k_descriptor), KV_BOX_BYTES, HEAD_DIM, HIGH)
 #endif
@@ -333,12 +333,12 @@ dhp_attention_fwd(const __grid_constant__ CUtensorMap q_map, const __grid_consta
 #define KEEP_HIDDEN(step)               \
   for (int r = 0; r < THREAD_ROWS; r++) \
   stats.rescale[r] = SEES_NONE_OF(r, step) ? 1.f : stats.rescale[r]
-#define CLEAR_BEYOND()                                                              \
-  do {                                                                              \
-    clear_rows(base + SHARED_V + pair.index * KV_BYTES, keys_of_first(&list, &now), \
-               (int)threadIdx.x & (WARPGROUP_THREADS - 1));                         \
-    fence_async_shared();                                                           \
-    bar_sync(1, CLEARED + group, WARPGROUP_THREADS);                                \
+#define CLEAR_BEYOND()                                                                  \
+  do {                                                                                  \
+    clear_rows(base + SHARED_V + pair.index * KV_BYTES, keys_of_first(&p, &list, &now), \
+               (int)threadIdx.x & (WARPGROUP_THREADS - 1));                             \
+    fence_async_shared();                                                               \
+    bar_sync(1, CLEARED + group, WARPGROUP_THREADS);                                    \
   } while (0)
 #else
 #define SET_FIRST_COLUMNS(column)
@@ -359,6 +359,12 @@ dhp_attention_fwd(const __grid_constant__ CUtensorMap q_map, const __grid_consta
     }                                                      \
   } while (0)
 
+/*
+ * The last P v of a segment is issued together with S(0) of the next one, which has the same q; where there are no
+ * registers for that, the next segment begins like another query tile.
+ */
+#define JOINS_SEGMENTS (!LISTED || HEAD_DIM <= 128)
+
 /* q of the query tile that begins. */
 #if Q_IN_REGISTERS
 #define TAKE_QUERIES() hold_queries(q, q_rows, warp % WARPS_PER_GROUP, lane)
@@ -371,55 +377,225 @@ dhp_attention_fwd(const __grid_constant__ CUtensorMap q_map, const __grid_consta
     q_parity ^= 1;                                      \
     TAKE_QUERIES();                                     \
   } while (0)
-#define ASK_QUERIES()                                                            \
-  load_queries(loads_q && arrived && next.key_tiles > 0, &q_map, q_rows, q_full, \
-               FIRST_ROW(next) + (group << p.log2_rows), next.head, BATCH(next))
+#define ASK_QUERIES()                                                                                                \
+  load_queries(loads_q && arrived && next.key_tiles > 0 && !(JOINS_SEGMENTS && NEXT_SEGMENT() >= 0), &q_map, q_rows, \
+               q_full, FIRST_ROW(next) + (group << p.log2_rows), HEAD_OF(next), BATCH_OF(next))
 
-/* In step 0, once its products have been issued: the next query tile, and what could not be asked for without it. */
+/*
+ * In step 0, once its products have been issued: the next segment or query tile, and what could not be asked for
+ * without it.
+ */
 #define LOOK_AHEAD()                                                        \
   do {                                                                      \
-    next = NTH_QUERY_TILE(++nth);                                           \
+    nth += NEXT_SEGMENT() < 0;                                              \
+    next = NTH_QUERY_TILE(nth, NEXT_SEGMENT());                             \
     if (SEAMLESS) ASK_QUERIES();                                            \
     load_skipped((int)arrived, &load, pairs_full, pair.index, &now, &next); \
   } while (0)
 
-/* After the last softmax of a query tile, while its last P v is under way: sums of the quad. */
-#define FINISH_SUMS()                                              \
+#define IS_PART() (IS_SPLIT | (!JOINS_SEGMENTS & (NEXT_SEGMENT() >= 0)))
+
+/* The place of this CTA's parts, or of this item's. With the zero, or addresses would be computed before all query
+ * tiles and take registers ever after. */
+#define PLACE() ((IS_SPLIT ? (nth - 1) * (int)gridDim.x : 0) + (int)blockIdx.x)
+#define THREAD_OF_PART ((int)threadIdx.x + (int)UNKNOWN_ZERO)
+#define PART_OUT() part_out(&p, PLACE(), THREAD_OF_PART)
+#define PART_SUMS(r) (part_sums(&p, PLACE(), THREAD_OF_PART) + 16 * (r)) /* two floats a row, eight rows apart */
+
+/* After the last softmax of a segment, while its last P v is under way: sums of the quad. */
+#define SUM_QUADS()                                                \
   do {                                                             \
-    poison = arrived && !IS_BAD(now) ? 0.f : NAN;                  \
     for (int r = 0; r < THREAD_ROWS; r++) {                        \
       stats.sum[r] += __shfl_xor_sync(FULL_MASK, stats.sum[r], 1); \
       stats.sum[r] += __shfl_xor_sync(FULL_MASK, stats.sum[r], 2); \
-      factor[r] = dhp_ct_reciprocal(stats.sum[r]) + poison;        \
     }                                                              \
   } while (0)
 
-/* A row of O, whose products have ended. One that sees no key is 0, whatever its tile held. */
-#define STORE_OUTPUT(of, x, r)                                                                                       \
-  do {                                                                                                               \
-    const int64_t at = BATCH(of) * p.out_stride[0] + (of.head + x.head) * p.out_stride[1] + x.row * p.out_stride[2]; \
-    store_row((char *)p.out + 2 * at, o, r, factor[r], (uint32_t)(x.last_key < 0) - 1,                               \
-              x.row < ROW_END ? p.head_dim : 0, lane);                                                               \
+/* The same with sums so far, if there are any, folded in. All lanes of a quad read them, and store others when they
+ * have met. */
+#define FOLD_SUMS(exist)                                                               \
+  do {                                                                                 \
+    float2 before[THREAD_ROWS];                                                        \
+    for (int r = 0; r < THREAD_ROWS; r++) {                                            \
+      before[r] = {-p.highest_score, 0.f};                                             \
+      load_two_if(exist, &before[r], PART_SUMS(r));                                    \
+    }                                                                                  \
+    SUM_QUADS();                                                                       \
+    for (int r = 0; r < THREAD_ROWS; r++)                                              \
+      by[r] = fold_sums(&stats.shift[r], &stats.sum[r], before[r].x, before[r].y, &p); \
   } while (0)
+#define STORE_SUMS()                                                     \
+  do {                                                                   \
+    __syncwarp();                                                        \
+    for (int r = 0; r < THREAD_ROWS; r++)                                \
+      store_two(1, PART_SUMS(r), stats.shift[r], stats.sum[r] + poison); \
+  } while (0)
+
+/* What makes O the output. */
+#define SET_POISON() poison = arrived && !IS_BAD(now) ? 0.f : NAN
+#define SET_FACTORS()                   \
+  for (int r = 0; r < THREAD_ROWS; r++) \
+  factor[r] = dhp_ct_reciprocal(stats.sum[r]) + poison
+
+/* Rows again, where they are stored, unless they have been kept: meanwhile their registers serve others. */
+#define KEEPS_ROWS (HEAD_DIM > 128 || (HEAD_DIM == 64 && WARPGROUPS == 1))
+#define SET_STORED(tile)                \
+  query_row stored[THREAD_ROWS];        \
+  const int row_end = ROW_END(tile);    \
+  for (int r = 0; r < THREAD_ROWS; r++) \
+  stored[r] = KEEPS_ROWS ? row[r] : ROW_OF_THREAD(tile, FIRST_ROW_OF_THREAD + (int)UNKNOWN_ZERO, r)
+
+/* Where a row goes; one that sees no key is 0, whatever its tile held. */
+#define OUT_ROW(of, x) \
+  ((char *)p.out +     \
+   2 * (BATCH_OF(of) * p.out_stride[0] + (HEAD_OF(of) + x.head) * p.out_stride[1] + x.row * p.out_stride[2]))
+#define SEEN(x) ((uint32_t)(x.last_key < 0) - 1)
+#define COLUMNS(x) (x.row < row_end ? p.head_dim : 0)
+
+/* A row of O, whose products have ended. */
+#define STORE_OUTPUT(of, x, r) store_row(OUT_ROW(of, x), o, r, factor[r], SEEN(x), COLUMNS(x), lane)
 
 /* Its lse = scale shift + ln(sum). */
-#define STORE_LSE(of, x, r)                                                                        \
-  do {                                                                                             \
-    const float lse = dhp_ct_log(stats.sum[r]) + stats.shift[r] * p.scale + poison;                \
-    const float of_none = LSE_OF_NONE(of, x); /* not within the choice, which would be a branch */ \
-    store_one(p.lse != 0 && lane % 4 == 0 && x.row < ROW_END,                                      \
-              p.lse + ((int64_t)BATCH(of) * p.heads + of.head + x.head) * p.seqlen_q + x.row,      \
-              x.last_key < 0 ? of_none : lse);                                                     \
+#define STORE_LSE(of, x, r)                                                                          \
+  do {                                                                                               \
+    const float lse = dhp_ct_log(stats.sum[r]) + stats.shift[r] * p.scale + poison;                  \
+    const float of_none = LSE_OF_NONE(of, x); /* not within the choice, which would be a branch */   \
+    store_one(p.lse != 0 && lane % 4 == 0 && x.row < row_end,                                        \
+              p.lse + ((int64_t)BATCH_OF(of) * p.heads + HEAD_OF(of) + x.head) * p.seqlen_q + x.row, \
+              x.last_key < 0 ? of_none : lse);                                                       \
   } while (0)
 
-  /* One query tile after another; if SEAMLESS, all of them in the inner loop. */
+/*
+ * The last step of a query tile that has one segment, P v, and step 0 of the next query tile: S(0).
+ */
+#define GO_ON()                                 \
+  do {                                          \
+    AWAIT_QUERIES();                            \
+    BEGIN_STEP();                               \
+    wgmma_fence();                              \
+    ISSUE_OUTPUT();                             \
+    ISSUE_SCORES();                             \
+    HAND_OVER(1, LOAD_ANY);                     \
+    pair = stage_after(pair);                   \
+    SET_POISON();                               \
+    SUM_QUADS();                                \
+    SET_FACTORS();                              \
+    SET_STORED(now);                            \
+    for (int r = 0; r < THREAD_ROWS; r++)       \
+      STORE_LSE(now, stored[r], r);             \
+    const query_tile tile_of_done = now;        \
+    now = next;                                 \
+    BEGIN_ROWS();                               \
+    LOOK_AHEAD();                               \
+    wgmma_wait(1);                              \
+    for (int r = 0; r < THREAD_ROWS; r++)       \
+      STORE_OUTPUT(tile_of_done, stored[r], r); \
+    BEGIN_WAIT();                               \
+    wgmma_wait(0);                              \
+    SOFTMAX(1, LOAD_ANY);                       \
+    CLEAR_BEYOND();                             \
+    pack_probabilities(probabilities, s);       \
+  } while (0)
+
+/* The last step of a segment, and step 0 of the next one of this query tile: with those before it, it becomes a part.
+ */
+#define NEXT_SEGMENT_STEP()                                                                                         \
+  do {                                                                                                              \
+    BEGIN_STEP();                                                                                                   \
+    wgmma_fence();                                                                                                  \
+    ISSUE_OUTPUT();                                                                                                 \
+    ISSUE_SCORES();                                                                                                 \
+    HAND_OVER(1, LOAD_ANY);                                                                                         \
+    pair = stage_after(pair);                                                                                       \
+    SET_POISON();                                                                                                   \
+    float before[2][GO_BATCH][4];                                                                                   \
+    FOLD_SUMS(RESUMES());                                                                                           \
+    STORE_SUMS();                                                                                                   \
+    load_pieces<GO_BATCH>(RESUMES(), before[0], PART_OUT(), 0);                                                     \
+    wgmma_wait(1);                                                                                                  \
+    _Pragma("unroll") for (int first = 0; first < PIECES; first += GO_BATCH) {                                      \
+      const int half = first / GO_BATCH % 2;                                                                        \
+      if (first + GO_BATCH < PIECES) load_pieces<GO_BATCH>(RESUMES(), before[!half], PART_OUT(), first + GO_BATCH); \
+      store_pieces<GO_BATCH>(o, by, before[half], PART_OUT(), first);                                               \
+    }                                                                                                               \
+    now = next;                                                                                                     \
+    BEGIN_ROWS();                                                                                                   \
+    LOOK_AHEAD();                                                                                                   \
+    BEGIN_WAIT();                                                                                                   \
+    wgmma_wait(0);                                                                                                  \
+    SOFTMAX(1, LOAD_ANY);                                                                                           \
+    CLEAR_BEYOND();                                                                                                 \
+    pack_probabilities(probabilities, s);                                                                           \
+  } while (0)
+
+/* The last step of a segment, P v alone. */
+#define FINISH_OUTPUT()                                           \
+  do {                                                            \
+    BEGIN_STEP();                                                 \
+    if (!SEAMLESS) ASK_QUERIES();                                 \
+    wgmma_fence();                                                \
+    ISSUE_OUTPUT();                                               \
+    HAND_OVER(!(is_last_group && next.key_tiles == 0), LOAD_ANY); \
+    SET_POISON();                                                 \
+  } while (0)
+
+/* It is the only one of its query tile: O becomes the output. Without something behind its last store that is on no
+ * condition, ptxas would jump around that store. */
+#define STOP()                              \
+  do {                                      \
+    SUM_QUADS();                            \
+    SET_FACTORS();                          \
+    wgmma_wait(0);                          \
+    SET_STORED(now);                        \
+    for (int r = 0; r < THREAD_ROWS; r++) { \
+      STORE_OUTPUT(now, stored[r], r);      \
+      STORE_LSE(now, stored[r], r);         \
+    }                                       \
+    __syncwarp();                           \
+  } while (0)
+
+/* Others come after it, or it is the work of this CTA alone: with those before it folded in, a part. */
+#define STOP_AS_PART()                                                         \
+  do {                                                                         \
+    FOLD_SUMS(RESUMES());                                                      \
+    STORE_SUMS();                                                              \
+    wgmma_wait(0);                                                             \
+    _Pragma("unroll") for (int first = 0; first < PIECES; first += GO_BATCH) { \
+      float before[GO_BATCH][4];                                               \
+      load_pieces<GO_BATCH>(RESUMES(), before, PART_OUT(), first);             \
+      store_pieces<GO_BATCH>(o, by, before, PART_OUT(), first);                \
+    }                                                                          \
+  } while (0)
+
+/* It is the last of several: with those before it folded in, the output. */
+#define STOP_AS_LAST()                                                                                     \
+  do {                                                                                                     \
+    float before[BATCH][4];                                                                                \
+    load_pieces<BATCH>(1, before, PART_OUT(), 0);                                                          \
+    FOLD_SUMS(1);                                                                                          \
+    SET_FACTORS();                                                                                         \
+    wgmma_wait(0);                                                                                         \
+    SET_STORED(now);                                                                                       \
+    for (int r = 0; r < THREAD_ROWS; r++)                                                                  \
+      STORE_LSE(now, stored[r], r);                                                                        \
+    _Pragma("unroll") for (int i = 0; i < PIECES; i += 2) {                                                \
+      const int r = i / ROW_PIECES;                                                                        \
+      if (i > 0 && i % BATCH == 0) load_pieces<BATCH>(1, before, PART_OUT(), i);                           \
+      store_last_pieces(OUT_ROW(now, stored[r]), o, i, by, before + i % BATCH, factor[r], SEEN(stored[r]), \
+                        COLUMNS(stored[r]), lane);                                                         \
+    }                                                                                                      \
+    __syncwarp();                                                                                          \
+  } while (0)
+
+  /* One segment after another, of one query tile after another; if SEAMLESS, all of them in the inner loop. */
 #pragma unroll 1
   do {
     query_tile next;
     query_row row[THREAD_ROWS];
     row_stats stats;
     float factor[THREAD_ROWS], poison; /* that makes O the output */
-    int t;                             /* the step of this query tile */
+    fold_weights by[THREAD_ROWS];
+    int t; /* the step of this segment */
 
     /* Step 0, S(0) alone. */
     BEGIN_ROWS();
@@ -437,11 +613,10 @@ dhp_attention_fwd(const __grid_constant__ CUtensorMap q_map, const __grid_consta
 
 #pragma unroll 1
     for (;;) {
-      /* Steps 1 to key_tiles - 1. Most of them ask for this query tile's own pairs only. A list's masks are in the last
+      /* Steps 1 to key_tiles - 1. Most of them ask for this segment's own pairs only. A list's masks are in the last
        * ones, too. */
-      READ_MASKED();
 #pragma unroll 1
-      while (t < MASKED_STEPS)
+      while (t < min(MASKED_STEPS(), now.key_tiles))
         RUN_STEP(1, LOAD_ANY);
       READ_PLAIN_END();
 #pragma unroll 1
@@ -451,49 +626,22 @@ dhp_attention_fwd(const __grid_constant__ CUtensorMap q_map, const __grid_consta
       while (t < now.key_tiles)
         RUN_STEP(LISTED, LOAD_ANY);
       const int goes_on = SEAMLESS & (next.key_tiles > 0); /* with && nvcc warns of code that is not reached */
-      if (!goes_on) break;
-
-      /* The last step, P v, and step 0 of the next query tile: S(0). */
-      AWAIT_QUERIES();
-      BEGIN_STEP();
-      wgmma_fence();
-      ISSUE_OUTPUT();
-      ISSUE_SCORES();
-      HAND_OVER(1, LOAD_ANY);
-      pair = stage_after(pair);
-      FINISH_SUMS();
-      SET_STORED(now);
-      for (int r = 0; r < THREAD_ROWS; r++)
-        STORE_LSE(now, STORED(row)[r], r);
-      KEEP_ROWS();
-      const query_tile tile_of_done = now;
-      now = next;
-      BEGIN_ROWS();
-      LOOK_AHEAD();
-      wgmma_wait(1);
-      for (int r = 0; r < THREAD_ROWS; r++)
-        STORE_OUTPUT(tile_of_done, STORED(done)[r], r);
-      BEGIN_WAIT();
-      wgmma_wait(0);
-      SOFTMAX(1, LOAD_ANY);
-      CLEAR_BEYOND();
-      pack_probabilities(probabilities, s);
+      if (goes_on & !IS_SPLIT & !RESUMES() & (NEXT_SEGMENT() < 0))
+        GO_ON();
+      else if (JOINS_SEGMENTS & (NEXT_SEGMENT() >= 0))
+        NEXT_SEGMENT_STEP();
+      else
+        break;
     }
 
-    /* The last step, P v alone. */
-    BEGIN_STEP();
-    if (!SEAMLESS) ASK_QUERIES();
-    wgmma_fence();
-    ISSUE_OUTPUT();
-    HAND_OVER(!(is_last_group && next.key_tiles == 0), LOAD_ANY);
-    FINISH_SUMS();
-    wgmma_wait(0);
-    SET_STORED(now);
-    for (int r = 0; r < THREAD_ROWS; r++) {
-      STORE_OUTPUT(now, STORED(row)[r], r);
-      STORE_LSE(now, STORED(row)[r], r);
-    }
+    FINISH_OUTPUT();
+    if (!IS_PART() & !RESUMES())
+      STOP();
+    else if (IS_PART())
+      STOP_AS_PART();
+    else
+      STOP_AS_LAST();
     now = next;
-  } while (!SEAMLESS && now.key_tiles > 0);
+  } while (now.key_tiles > 0);
   if (SEAMLESS) end_together();
 }

@@ -25,6 +25,9 @@ SHAPES = [
 ]
 
 
+# Key tiles of a segment, by head_dim: like tile_k they decide the output bits. Why these: docs/kernel.md.
+SEGMENT_TILES = {64: 64, 128: 32, 256: 128}
+
 # Of them, those that there are for query tiles in a list, too (packed sequences): for many rows of a sequence, and few.
 LISTED = {(64, 1, 32), (64, 3, 64), (128, 1, 32), (128, 2, 64), (256, 1, 64), (256, 2, 64)}
 
@@ -40,7 +43,8 @@ def kernel(
     extra = (("LISTED", int(is_listed)), ("FORM", form))
     name += ("_listed" if is_listed else "") + (f"_{FORMS[form]}" if form else "")
     part = ("packed out" if is_listed else "out") + (f" {FORMS[form]}" if form else "")
-    return Kernel(name, dtype, head_dim, tile_k, warpgroups, rows, *others, part=part, extra=extra)
+    tiles = SEGMENT_TILES[head_dim]
+    return Kernel(name, dtype, head_dim, tile_k, warpgroups, rows, *others, part=part, extra=extra, segment_tiles=tiles)
 
 
 def kernels(is_listed: bool, form: int = 0) -> list[Kernel]:

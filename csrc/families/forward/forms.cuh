@@ -13,19 +13,20 @@
 
 #define LOG2_E 1.44269504f
 
-/* A head's sink, or -inf without sinks. */
-static __device__ __forceinline__ float sink_of(const dhp_fwd_forms *forms, int head) {
-  return load_one_if(forms->sinks != 0, forms->sinks + head, -INFINITY);
+/* A head's sink, or -inf without sinks, or if it is not wanted. */
+static __device__ __forceinline__ float sink_of(int wanted, const dhp_fwd_forms *forms, int head) {
+  return load_one_if(forms->has_sinks & wanted, forms->sinks + head, -INFINITY);
 }
 
 /*
- * What a row's sums begin with: its head's sink is one more term exp(sink), with a value of 0, and the highest score so
- * far. It is brought to the unit of scores, where its rounding cancels as that of any shift does. A sink of -inf is as
- * none. The term is in the sum of one lane of the quad.
+ * What a row's sums begin with, in the segment of the last key that it sees: its head's sink is one more term
+ * exp(sink), with a value of 0, and the highest score so far. It is brought to the unit of scores, where its rounding
+ * cancels as that of any shift does. A sink of -inf is as none. The term is in the sum of one lane of the quad.
  */
-static __device__ __forceinline__ void begin_with_sink(row_stats *stats, int r, const kernel_params *p,
-                                                       const dhp_fwd_forms *forms, int head, int lane) {
-  const float sink = sink_of(forms, head) * LOG2_E;
+static __device__ __forceinline__ void begin_with_sink(row_stats *stats, int r, int is_first_segment,
+                                                       const kernel_params *p, const dhp_fwd_forms *forms, int head,
+                                                       int lane) {
+  const float sink = sink_of(is_first_segment, forms, head) * LOG2_E;
   const float shift = fmaxf(fminf(sink * forms->scores_of_log2, p->highest_score), -p->highest_score);
   const float term = dhp_ct_exp2(fmaf(-shift, scale_of(shift, p), sink));
   stats->shift[r] = shift;
@@ -35,8 +36,7 @@ static __device__ __forceinline__ void begin_with_sink(row_stats *stats, int r, 
 
 /* lse of a row that sees no key: its head's sink, but of rows of no sequence -inf. */
 static __device__ __forceinline__ float lse_of_none(const dhp_fwd_forms *forms, int head, int is_of_none) {
-  const float sink = sink_of(forms, head);
-  return is_of_none ? -INFINITY : sink;
+  return sink_of(!is_of_none, forms, head);
 }
 
 /*

@@ -6,6 +6,8 @@
 #include "../../hopper/log2.h"
 #include "../../hopper/softmax_scale.h"
 #include "../../mask.h"
+#include "../fold/launch.h"
+#include "../fold/parts.h"
 #include "params.h"
 #include "schedule.h"
 
@@ -49,9 +51,11 @@ dhp_fwd_params dhp_forward_params(const dhp_attention *args, int rows) {
 static dhp_fwd_params params_of(const dhp_attention *args, const dhp_mask *mask, const dhp_plan *plan, int rows) {
   dhp_fwd_params params = dhp_forward_params(args, rows);
   params.seqlen_k = (int32_t)dhp_mask_keys_seen(mask);
-  params.is_causal = args->is_causal != 0;
-  params.causal_offset = (int32_t)mask->highest;
+  params.highest = (int32_t)mask->highest;
   dhp_set_schedule(&params, args, plan);
+  const dhp_parts parts = dhp_parts_at(args->workspace, plan->parts, plan->kernel->head_dim);
+  params.part_out = parts.out;
+  params.part_sums = parts.sums;
   return params;
 }
 
@@ -70,6 +74,7 @@ dhp_status dhp_forward_launch(const dhp_attention *args, const dhp_plan *plan, i
     /* A larger launch would be spread unevenly over multiprocessors that are still partly taken. */
     const int may_overlap = plan->grid <= DHP_MULTIPROCESSORS;
     status = dhp_session_launch(&session, plan->kernel, plan->grid, arguments, may_overlap, stream, error);
+    if (status == DHP_OK && plan->splits > 1) status = dhp_fold_launch(&session, args, plan, stream, error);
   }
   dhp_session_end(&session);
   return status;

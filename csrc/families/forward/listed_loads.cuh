@@ -27,12 +27,12 @@ typedef struct key_place {
  * If go: the places of all pieces of a key tile, that of piece i in lane i. A page is followed only for keys that
  * count; the place of others is before the first page, where zeros are read.
  */
-static __device__ __forceinline__ key_place place_of_lane(const dhp_fwd_list *list, int go, const key_tile *tile,
-                                                          int lane) {
+static __device__ __forceinline__ key_place place_of_lane(const dhp_fwd_params *p, const dhp_fwd_list *list, int go,
+                                                          const key_tile *tile, int lane) {
   int loads[4];
-  part_of_tile(loads, list, tile->of.entry, DHP_TILE_OF_LOADS);
+  part_of_tile(loads, p, list, &tile->of, DHP_TILE_OF_LOADS);
   const int keys = loads[0], key_row = loads[1];
-  const int key = (loads[2] - tile->step) * TILE_K + lane * list->piece_keys;
+  const int key = (tile->of.last - tile->step) * TILE_K + lane * list->piece_keys;
   const int counts = -((go != 0) & (lane < list->pieces) & (key >= 0) & (key < keys)) & list->with_pages;
   const int page = load_word_if(counts, list->page_table + ((key_row + (key >> list->log2_page)) & counts));
   key_place place;
@@ -63,8 +63,8 @@ static __device__ __forceinline__ int offset_of_piece(int piece, int piece_bytes
 static __device__ __forceinline__ void load_part(int go, const loader *l, uint32_t pairs_full, int index,
                                                  key_tile tile) {
   const uint32_t to = l->tiles + index * KV_BYTES, full = pairs_full + 8 * index;
-  const int key_head = quotient(tile.of.head, l->by_heads_per_key_head);
-  const key_place mine = place_of_lane(l->list, go, &tile, l->lane), first = place_of_piece(mine, 0);
+  const int key_head = quotient(head_of(l->params, &tile.of), l->params->by_heads_per_key_head);
+  const key_place mine = place_of_lane(l->params, l->list, go, &tile, l->lane), first = place_of_piece(mine, 0);
   load_announced<LOADS>(go, to, KV_BOX_BYTES, l->map, full, l->column, first.row, key_head, first.batch);
 #pragma unroll 1
   for (int i = 1; i < l->list->pieces; i++) {

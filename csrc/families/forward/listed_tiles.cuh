@@ -1,6 +1,6 @@
 /*
  * listed_tiles.cuh - query tiles out of a list in device memory, in place of query_tiles.cuh: which of them a CTA
- * computes, and where the keys of a tile lie. Before this header: ROWS and TILE_K.
+ * computes, and where the keys of a tile lie. Before this header: ROWS, TILE_K and SEGMENT_TILES.
  *
  * Items, each a tile of the list for one head group, are dealt in rounds, every other one from the last CTA to the
  * first; the list has the longest tiles first. A tile's rows are of one sequence.
@@ -15,79 +15,112 @@
 
 /* What a warp keeps of one; the rest it reads again when it is needed. */
 typedef struct query_tile {
-  int entry;     /* of the list */
-  int head;      /* the first of the head group */
+  int item;      /* a tile of the list, of one head group */
+  int last;      /* the key tile that is visited first, of one key segment; -1 if there is no query tile */
   int key_tiles; /* to visit; 0 if there is no such query tile: then nothing else counts */
 } query_tile;
 
-/* Four numbers of an entry; the same in all lanes. */
-static __device__ __forceinline__ void part_of_tile(int *words, const dhp_fwd_list *list, int entry, int part) {
-  load_four((uint32_t *)words, (const int32_t *)(list->tiles + entry) + part);
+/* The first head of its head group. */
+static __device__ __forceinline__ int head_of(const dhp_fwd_params *p, const query_tile *tile) {
+  return (tile->item - quotient(tile->item, p->by_head_groups) * p->head_groups) * (ROWS >> p->log2_rows);
 }
 
-/* Returns this CTA's nth query tile. CT: a function of the block index and of public parameters and lists. */
-static __device__ __forceinline__ query_tile nth_query_tile(const dhp_fwd_params *p, const dhp_fwd_list *list,
-                                                            int nth) {
+/* Four numbers of its entry; the same in all lanes. */
+static __device__ __forceinline__ void part_of_tile(int *words, const dhp_fwd_params *p, const dhp_fwd_list *list,
+                                                    const query_tile *tile, int part) {
+  load_four((uint32_t *)words, (const int32_t *)(list->tiles + quotient(tile->item, p->by_head_groups)) + part);
+}
+
+/* Returns this CTA's nth query tile, with its keys of one segment: that of key tile `from`, or, if that is negative,
+ * the last one that the query tile sees. CT: a function of the block index and of public parameters and lists. */
+static __device__ __forceinline__ query_tile nth_query_tile(const dhp_fwd_params *p, const dhp_fwd_list *list, int nth,
+                                                            int from) {
   const int cta = (int)blockIdx.x, ctas = (int)gridDim.x;
   const int item = nth * ctas + (nth & 1 ? ctas - 1 - cta : cta), there = min(item, p->items - 1);
   query_tile tile;
-  tile.entry = quotient(there, p->by_head_groups);
-  tile.head = (there - tile.entry * p->head_groups) * (ROWS >> p->log2_rows);
+  tile.item = there;
   int loads[4];
-  part_of_tile(loads, list, tile.entry, DHP_TILE_OF_LOADS);
-  tile.key_tiles = item < p->items ? loads[3] : 0;
+  part_of_tile(loads, p, list, &tile, DHP_TILE_OF_LOADS);
+  tile.last = item >= p->items ? -1 : from < 0 ? loads[2] : from;
+  const int first = max(loads[2] - loads[3] + 1, tile.last / SEGMENT_TILES * SEGMENT_TILES);
+  tile.key_tiles = max(tile.last - first + 1, 0);
   return tile;
 }
 
-/* The first key of the key tile that is visited in this step. */
-static __device__ __forceinline__ int first_key_of(const dhp_fwd_list *list, const query_tile *tile, int step) {
+/* The last key tile of the segment that comes next in this query tile; negative: there is none. */
+static __device__ __forceinline__ int next_segment(const dhp_fwd_params *p, const dhp_fwd_list *list,
+                                                   const query_tile *tile) {
   int loads[4];
-  part_of_tile(loads, list, tile->entry, DHP_TILE_OF_LOADS);
-  return (loads[2] - step) * TILE_K;
+  part_of_tile(loads, p, list, tile, DHP_TILE_OF_LOADS);
+  const int next = tile->last - tile->key_tiles;
+  return next > loads[2] - loads[3] ? next : -1;
+}
+
+/* Whether this CTA has computed a segment of this query tile before. */
+static __device__ __forceinline__ int resumes(const dhp_fwd_params *p, const dhp_fwd_list *list,
+                                              const query_tile *tile) {
+  int loads[4];
+  part_of_tile(loads, p, list, tile, DHP_TILE_OF_LOADS);
+  return tile->last < loads[2];
 }
 
 /* How many keys of the tile that is visited first count; it may be more than all, or less than none. */
-static __device__ __forceinline__ int keys_of_first(const dhp_fwd_list *list, const query_tile *tile) {
+static __device__ __forceinline__ int keys_of_first(const dhp_fwd_params *p, const dhp_fwd_list *list,
+                                                    const query_tile *tile) {
   int loads[4];
-  part_of_tile(loads, list, tile->entry, DHP_TILE_OF_LOADS);
-  return loads[0] - loads[2] * TILE_K;
+  part_of_tile(loads, p, list, tile, DHP_TILE_OF_LOADS);
+  return loads[0] - tile->last * TILE_K;
 }
 
-/* The steps before the first of these need the mask, and those from the second on. */
-static __device__ __forceinline__ int masked_steps(const dhp_fwd_list *list, const query_tile *tile) {
-  int steps[4];
-  part_of_tile(steps, list, tile->entry, DHP_TILE_OF_STEPS);
-  return steps[0];
+/* Steps of earlier segments. */
+static __device__ __forceinline__ int steps_before(const dhp_fwd_params *p, const dhp_fwd_list *list,
+                                                   const query_tile *tile) {
+  int loads[4];
+  part_of_tile(loads, p, list, tile, DHP_TILE_OF_LOADS);
+  return loads[2] - tile->last;
 }
-static __device__ __forceinline__ int plain_end(const dhp_fwd_list *list, const query_tile *tile) {
+
+/* The steps before the first of these need the mask, and those from the second on; there may be less. */
+static __device__ __forceinline__ int masked_steps(const dhp_fwd_params *p, const dhp_fwd_list *list,
+                                                   const query_tile *tile) {
   int steps[4];
-  part_of_tile(steps, list, tile->entry, DHP_TILE_OF_STEPS);
-  return steps[1];
+  part_of_tile(steps, p, list, tile, DHP_TILE_OF_STEPS);
+  return steps[0] - steps_before(p, list, tile);
+}
+static __device__ __forceinline__ int plain_end(const dhp_fwd_params *p, const dhp_fwd_list *list,
+                                                const query_tile *tile) {
+  int steps[4];
+  part_of_tile(steps, p, list, tile, DHP_TILE_OF_STEPS);
+  return steps[1] - steps_before(p, list, tile);
 }
 
 /* Where the rows of a query tile end. */
-static __device__ __forceinline__ int end_of_rows(const dhp_fwd_list *list, const query_tile *tile) {
+static __device__ __forceinline__ int end_of_rows(const dhp_fwd_params *p, const dhp_fwd_list *list,
+                                                  const query_tile *tile) {
   int rows[4];
-  part_of_tile(rows, list, tile->entry, DHP_TILE_OF_ROWS);
+  part_of_tile(rows, p, list, tile, DHP_TILE_OF_ROWS);
   return rows[1];
 }
 
-static __device__ __forceinline__ int first_row(const dhp_fwd_list *list, const query_tile *tile) {
+static __device__ __forceinline__ int first_row(const dhp_fwd_params *p, const dhp_fwd_list *list,
+                                                const query_tile *tile) {
   int rows[4];
-  part_of_tile(rows, list, tile->entry, DHP_TILE_OF_ROWS);
+  part_of_tile(rows, p, list, tile, DHP_TILE_OF_ROWS);
   return rows[0];
 }
 
-static __device__ __forceinline__ int is_bad(const dhp_fwd_list *list, const query_tile *tile) {
+static __device__ __forceinline__ int is_bad(const dhp_fwd_params *p, const dhp_fwd_list *list,
+                                             const query_tile *tile) {
   int steps[4];
-  part_of_tile(steps, list, tile->entry, DHP_TILE_OF_STEPS);
+  part_of_tile(steps, p, list, tile, DHP_TILE_OF_STEPS);
   return steps[2];
 }
 
 /* Whether its rows belong to no sequence. */
-static __device__ __forceinline__ int is_of_none(const dhp_fwd_list *list, const query_tile *tile) {
+static __device__ __forceinline__ int is_of_none(const dhp_fwd_params *p, const dhp_fwd_list *list,
+                                                 const query_tile *tile) {
   int steps[4];
-  part_of_tile(steps, list, tile->entry, DHP_TILE_OF_STEPS);
+  part_of_tile(steps, p, list, tile, DHP_TILE_OF_STEPS);
   return steps[3];
 }
 
@@ -103,9 +136,9 @@ static __device__ __forceinline__ query_row row_of_thread(const dhp_fwd_params *
                                                           const query_tile *tile, int group, int first, int r) {
   const int of_group = first + 8 * r, in_tile = (group << p->log2_rows) + (of_group & ((1 << p->log2_rows) - 1));
   int loads[4], rows[4], steps[4];
-  part_of_tile(loads, list, tile->entry, DHP_TILE_OF_LOADS);
-  part_of_tile(rows, list, tile->entry, DHP_TILE_OF_ROWS);
-  part_of_tile(steps, list, tile->entry, DHP_TILE_OF_STEPS);
+  part_of_tile(loads, p, list, tile, DHP_TILE_OF_LOADS);
+  part_of_tile(rows, p, list, tile, DHP_TILE_OF_ROWS);
+  part_of_tile(steps, p, list, tile, DHP_TILE_OF_STEPS);
   query_row row;
   row.head = of_group >> p->log2_rows;
   row.row = rows[0] + in_tile;

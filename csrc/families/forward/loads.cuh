@@ -1,8 +1,9 @@
 /*
  * loads.cuh - who asks TMA for what: the stream of k and v tiles over all query tiles of a CTA, and each warpgroup's q.
  *
- * Step t of a query tile needs k(t) and v(t-1). They are a *pair*: one stage, one mbarrier, one wait. The last step's v
- * comes with the next query tile's k(0), so the stream never stops. Before this header: the constants of the kernel.
+ * Step t of a key segment needs k(t) and v(t-1). They are a *pair*: one stage, one mbarrier, one wait. The last step's
+ * v comes with k(0) of the next segment or query tile, so the stream never stops. Before this header: the constants of
+ * the kernel.
  */
 #ifndef DHP_FORWARD_LOADS_CUH
 #define DHP_FORWARD_LOADS_CUH
@@ -22,8 +23,8 @@ typedef struct loader {
   uint32_t tiles; /* shared address of its part of stage 0 */
   int column;     /* of its first box */
 #if LISTED
+  const dhp_fwd_params *params;
   const dhp_fwd_list *list;
-  dhp_divisor by_heads_per_key_head;
   int lane;
 #endif
 } loader;
@@ -54,12 +55,12 @@ static __device__ __forceinline__ void load_part(int go, const loader *l, uint32
 /*
  * If go: asks for this warp's part of pair u of this query tile, or of the next one if its key tile, counted from the
  * last visible one, is past the end. A tile beyond both is not asked for: load_skipped does that later. After the CTA's
- * final query tile there is no k: a tile of zeros, from before the first key, completes the pair.
+ * final query tile there is no k: a tile that nobody looks at completes the pair.
  */
 static __device__ __forceinline__ void load_pair(int go, const loader *l, uint32_t pairs_full, int index, int u,
                                                  const query_tile *now, const query_tile *next) {
   const int visit = u - l->loads_v, past = visit >= now->key_tiles, zeros = next->key_tiles == 0 && !l->loads_v;
-  const int tile = past ? next->key_tiles - 1 - (visit - now->key_tiles) : now->key_tiles - 1 - visit;
+  const int tile = past ? next->last - (visit - now->key_tiles) : now->last - visit;
   const int key_head = past ? next->key_head : now->key_head, batch = past ? next->batch : now->batch;
   const int wanted = go && l->active && visit < now->key_tiles + next->key_tiles + zeros;
   load_part(wanted, l, pairs_full, index, tile * TILE_K, key_head, batch);
@@ -68,8 +69,7 @@ static __device__ __forceinline__ void load_pair(int go, const loader *l, uint32
 /* The same for a pair that is known to be this query tile's: less to compute. */
 static __device__ __forceinline__ void load_own_pair(int go, const loader *l, uint32_t pairs_full, int index, int u,
                                                      const query_tile *now) {
-  load_part(go && l->active, l, pairs_full, index, (now->key_tiles - 1 - (u - l->loads_v)) * TILE_K, now->key_head,
-            now->batch);
+  load_part(go && l->active, l, pairs_full, index, (now->last - (u - l->loads_v)) * TILE_K, now->key_head, now->batch);
 }
 #endif
 

@@ -11,6 +11,7 @@
 #include "../../hopper/log2.h"
 #include "../../hopper/softmax_scale.h"
 #include "../../kernels/kernel_table.h"
+#include "../fold/parts.h"
 #include "../tiles/launch.h"
 #include "launch.h"
 #include "params.h"
@@ -42,6 +43,8 @@ static dhp_packed_plan plan_with(const dhp_varlen *args, const dhp_kernel_info *
   plan.items = plan.entries * (q[1] / plan.heads_per_tile);
   const int64_t at_a_time = (int64_t)DHP_MULTIPROCESSORS * kernel->ctas_per_sm;
   plan.grid = plan.items < at_a_time ? plan.items : at_a_time;
+  const int has_segments = args->max_seqlen_k > (int64_t)kernel->segment_tiles * kernel->tile_k;
+  plan.parts = has_segments ? plan.grid * kernel->tile_q : 0;
   return plan;
 }
 
@@ -132,6 +135,7 @@ static dhp_fwd_forms forms_of(const dhp_attention *packed) {
   const dhp_softmax_scale by = dhp_softmax_scale_of(scale_of(packed));
   return (dhp_fwd_forms){
       .sinks = packed->sinks,
+      .has_sinks = packed->sinks != 0,
       .scores_of_log2 = 1.f / by.scale_log2,
       .cap = (float)cap,
       .exponent_of_score = cap != 0. ? (float)(2. * log2_e * packed->scale / cap) : 0.f,
@@ -156,6 +160,10 @@ dhp_status dhp_packed_launch(const dhp_varlen *args, const dhp_packed_plan *plan
     dhp_attention scaled = *packed;
     scaled.scale = scale_of(packed);
     dhp_fwd_params params = dhp_forward_params(&scaled, plan->kernel->rows / plan->heads_per_tile);
+    const dhp_parts parts =
+        dhp_parts_at((dhp_listed_tile *)args->workspace + plan->entries, plan->parts, plan->kernel->head_dim);
+    params.part_out = parts.out;
+    params.part_sums = parts.sums;
     params.items = (int32_t)plan->items;
     params.head_groups = (int32_t)(packed->q.size[1] / plan->heads_per_tile);
     params.by_head_groups = dhp_divisor_of(params.head_groups);

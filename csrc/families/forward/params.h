@@ -26,11 +26,18 @@ typedef struct dhp_fwd_params {
   void *out;             /* [batch, heads, seqlen_q, head_dim], 16-byte aligned rows */
   int64_t out_stride[3]; /* of batch, head and row, in elements */
   float *lse;            /* [batch, heads, seqlen_q] or null */
+  /*
+   * Parts of rows, each over a key segment or several: O as float32, and its shift and sum, as ../fold/params.h has
+   * them. If splits > 1, each segment of a query tile is an item of its own, and has its parts there, [item, rows of a
+   * tile], for the fold family. Else a CTA keeps there what its rows are so far, [CTA, rows of a tile]; null if all
+   * keys are of one segment.
+   */
+  float *part_out, *part_sums;
   int32_t batch, heads, heads_per_key_head;
   int32_t seqlen_q, seqlen_k, head_dim;
-  int32_t is_causal, causal_offset; /* offset clamped to [-seqlen_q, seqlen_k]: beyond that nothing changes */
-  int32_t log2_rows, head_groups;   /* head_groups: of one batch */
-  int32_t q_tiles;                  /* of one head group */
+  int32_t highest;                /* query i sees keys up to i + highest, which is in [-seqlen_q, keys] */
+  int32_t log2_rows, head_groups; /* head_groups: of one batch, splits times each */
+  int32_t q_tiles;                /* of one head group */
   /* The static schedule: made by schedule.c, read by query_tiles.cuh. Items: at most INT32_MAX - 2 grid, in order and
    * listed. */
   int32_t items, ordered_items;
@@ -38,7 +45,9 @@ typedef struct dhp_fwd_params {
   int32_t mirrored, listed_groups;      /* mirrored: 1 if an item in order is two tiles */
   dhp_divisor by_q_tiles, by_listed_groups, by_head_groups, by_heads_per_key_head;
   DHP_SOFTMAX_PARAMS
-  uint32_t zero; /* 0, which the compiler must not know: see mbarrier_wait in ptx.cuh */
+  uint32_t zero;  /* 0, which the compiler must not know: see mbarrier_wait in ptx.cuh */
+  int32_t splits; /* key segments that are items of their own; 1: none */
+  dhp_divisor by_splits;
 } dhp_fwd_params;
 
 /*
@@ -66,8 +75,9 @@ enum { DHP_FORM_PLAIN, DHP_FORM_SINKS, DHP_FORM_SOFTCAP /* with sinks or without
  * scores.
  */
 typedef struct dhp_fwd_forms {
-  const float *sinks;           /* [heads] or null: the content is secret */
-  float scores_of_log2;         /* 1 / scale_log2 */
+  const float *sinks;   /* [heads] or null: the content is secret */
+  int32_t has_sinks;    /* 0 or 1. A pointer compared with null would be kept in a predicate: there are too few */
+  float scores_of_log2; /* 1 / scale_log2 */
   float cap, exponent_of_score; /* score to 2 log2(e) score scale / cap */
 } dhp_fwd_forms;
 

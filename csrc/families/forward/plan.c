@@ -1,10 +1,12 @@
 /*
  * plan.c - public shape to launch: which kernel, how many CTAs, in which order.
  *
- * A plan may choose how many query rows, and of how many heads, share a CTA, because that changes no output bit; it may
- * not choose another key tile for a head_dim, because that would. It never looks at a value.
+ * A plan may choose how many query rows, and of how many heads, share a CTA, and whether a row's key segments are the
+ * work of one CTA or of several, because that changes no output bit; it may not choose another key tile or segment for
+ * a head_dim, because that would. It never looks at a value.
  */
 #include <limits.h>
+#include <math.h>
 #include <string.h>
 
 #include "../../check.h"
@@ -13,6 +15,7 @@
 #include "../../kernels/kernel_table.h"
 #include "../../mask.h"
 #include "../decode/launch.h"
+#include "../fold/launch.h"
 
 /* The kernels of this family. Those of decode serve a forward, too, with the same bits. */
 extern const dhp_family dhp_family_forward;
@@ -54,7 +57,8 @@ static sharing share(const dhp_attention *args, const dhp_kernel_info *kernel) {
 
 /* Key tiles that a query tile visits, the first of whose rows is this one: at least one. */
 static int64_t visits(const dhp_mask *mask, int64_t row, int rows, int tile_k) {
-  const int64_t tiles = ceil_div(dhp_mask_row(mask, row + rows - 1).last, tile_k);
+  const int64_t last_row = row + rows < mask->queries ? row + rows - 1 : mask->queries - 1;
+  const int64_t tiles = ceil_div(dhp_mask_row(mask, last_row).last, tile_k);
   return tiles > 1 ? tiles : 1;
 }
 
@@ -65,39 +69,71 @@ static double share_of_step(int64_t ctas, int ctas_per_sm) {
   return ctas == 0 ? 0. : (1. + (double)together) / (1. + ctas_per_sm);
 }
 
+/* The work of a call, as one kernel would share it out. */
+typedef struct work {
+  sharing by;
+  int64_t tiles, at_a_time;  /* query tiles; CTAs */
+  int64_t shortest, longest; /* query tile, in key tiles */
+} work;
+
+static work work_of(const dhp_attention *args, const dhp_mask *mask, const dhp_kernel_info *kernel) {
+  const sharing by = share(args, kernel);
+  const int rows = kernel->tile_q / by.heads_per_tile;
+  return (work){.by = by,
+                .tiles = by.groups * by.q_tiles,
+                .at_a_time = (int64_t)DHP_MULTIPROCESSORS * kernel->ctas_per_sm,
+                .shortest = visits(mask, 0, rows, kernel->tile_k),
+                .longest = visits(mask, (by.q_tiles - 1) * rows, rows, kernel->tile_k)};
+}
+
 /*
  * About how many cycles the launch takes. Query tiles that are equally long go in rounds, and the last round may be
  * short; others are dealt so that all CTAs end at about the same time, but none before its longest.
  */
-static double cost_of(const dhp_attention *args, const dhp_mask *mask, const dhp_kernel_info *kernel) {
-  const sharing by = share(args, kernel);
-  const int64_t tiles = by.groups * by.q_tiles, at_a_time = (int64_t)DHP_MULTIPROCESSORS * kernel->ctas_per_sm;
-  const int rows = kernel->tile_q / by.heads_per_tile;
-  const int64_t shortest = visits(mask, 0, rows, kernel->tile_k);
-  const int64_t longest = visits(mask, (by.q_tiles - 1) * rows, rows, kernel->tile_k);
+static double cost_of(const work *w, const dhp_kernel_info *kernel) {
   double steps;
-  if (tiles > at_a_time && shortest < longest) {
-    const double each = (double)tiles / (double)at_a_time * (double)(shortest + longest) / 2.;
-    const double least = (double)longest / kernel->ctas_per_sm;
+  if (w->tiles > w->at_a_time && w->shortest < w->longest) {
+    const double each = (double)w->tiles / (double)w->at_a_time * (double)(w->shortest + w->longest) / 2.;
+    const double least = (double)w->longest / kernel->ctas_per_sm;
     steps = each > least ? each : least;
   } else {
-    const double rounds = (double)(tiles / at_a_time) + share_of_step(tiles % at_a_time, kernel->ctas_per_sm);
-    steps = rounds * (double)longest;
+    const double rounds =
+        (double)(w->tiles / w->at_a_time) + share_of_step(w->tiles % w->at_a_time, kernel->ctas_per_sm);
+    steps = rounds * (double)w->longest;
   }
   return steps * kernel->step_cycles;
 }
 
-/* `cycles` becomes its cost. */
-static const dhp_kernel_info *choose_kernel(const dhp_attention *args, const dhp_mask *mask, int head_dim,
-                                            double *cycles) {
-  const dhp_kernel_info *best = NULL;
+/* Segments that the keys of the longest query tile are in. */
+static int64_t segments_of(const work *w, const dhp_kernel_info *kernel) {
+  return ceil_div(w->longest, kernel->segment_tiles);
+}
+
+/* The same if every segment of a query tile is the work of another CTA; infinite if that cannot be. */
+static double cost_of_split(const work *w, const dhp_kernel_info *kernel) {
+  const int64_t items = w->tiles * segments_of(w, kernel), parts = items * kernel->tile_q;
+  if (segments_of(w, kernel) < 2 || items > DHP_CUDA_MAX_ITEMS || !dhp_fold_can_split(parts, w->longest))
+    return INFINITY;
+  const double rounds = (double)(items / w->at_a_time) + share_of_step(items % w->at_a_time, kernel->ctas_per_sm);
+  return rounds * kernel->segment_tiles * kernel->step_cycles + dhp_fold_cycles(parts, kernel->head_dim);
+}
+
+/* A kernel, whether it splits key segments, and about how many cycles it takes. */
+typedef struct choice {
+  const dhp_kernel_info *kernel;
+  int is_split;
+  double cycles;
+} choice;
+
+static choice choose_kernel(const dhp_attention *args, const dhp_mask *mask, int head_dim) {
+  choice best = {NULL, 0, INFINITY};
   for (int i = 0; i < dhp_family_forward.count; i++) {
     const dhp_kernel_info *const kernel = &dhp_family_forward.kernels[i];
     if (kernel->dtype != args->q.dtype || kernel->head_dim != head_dim || strcmp(kernel->part, "out") != 0) continue;
-    const double cost = cost_of(args, mask, kernel);
-    if (best && cost >= *cycles) continue;
-    best = kernel;
-    *cycles = cost;
+    const work w = work_of(args, mask, kernel);
+    const double whole = cost_of(&w, kernel), split = cost_of_split(&w, kernel);
+    if (!best.kernel || whole < best.cycles) best = (choice){kernel, 0, whole};
+    if (split < best.cycles) best = (choice){kernel, 1, split};
   }
   return best;
 }
@@ -107,17 +143,30 @@ static const dhp_kernel_info *choose_kernel(const dhp_attention *args, const dhp
  * mask mirrored pairs in order, and the last LISTED_ROUNDS or more from the list; everything from the list if there are
  * few rounds, or the last of them would be too uneven.
  */
-static void deal(const dhp_attention *args, const sharing *by, dhp_plan *plan) {
-  const int64_t tiles = by->groups * by->q_tiles, at_a_time = (int64_t)DHP_MULTIPROCESSORS * plan->kernel->ctas_per_sm;
-  plan->mirrored = args->is_causal && by->q_tiles > 1;
+static void deal(const dhp_attention *args, const work *w, dhp_plan *plan) {
+  plan->mirrored = args->is_causal && w->by.q_tiles > 1;
   if (plan->mirrored) {
-    const int64_t few = tiles <= FEW_ROUNDS * at_a_time;
-    const int64_t listed = few ? by->groups : ceil_div(TWICE_LISTED_ROUNDS * at_a_time, 2 * by->q_tiles);
-    plan->listed_groups = listed + (by->groups - listed) % 2;
+    const int64_t few = w->tiles <= FEW_ROUNDS * w->at_a_time;
+    const int64_t listed = few ? w->by.groups : ceil_div(TWICE_LISTED_ROUNDS * w->at_a_time, 2 * w->by.q_tiles);
+    plan->listed_groups = listed + (w->by.groups - listed) % 2;
   }
-  const int64_t listed_items = plan->listed_groups * by->q_tiles;
-  plan->items = listed_items + ((tiles - listed_items) >> plan->mirrored);
-  plan->grid = plan->items < at_a_time ? plan->items : at_a_time;
+  const int64_t listed_items = plan->listed_groups * w->by.q_tiles;
+  plan->items = listed_items + ((w->tiles - listed_items) >> plan->mirrored);
+}
+
+/* The rest of the plan, from its kernel on. Segments that are split are dealt in order, like head groups. */
+static void plan_with(const dhp_attention *args, const dhp_mask *mask, int is_split, dhp_plan *plan) {
+  const work w = work_of(args, mask, plan->kernel);
+  const int64_t segments = segments_of(&w, plan->kernel);
+  plan->heads_per_tile = w.by.heads_per_tile;
+  plan->q_tiles = w.by.q_tiles;
+  plan->splits = is_split ? (int)segments : 1;
+  if (is_split)
+    plan->items = w.tiles * segments;
+  else
+    deal(args, &w, plan);
+  plan->grid = plan->items < w.at_a_time ? plan->items : w.at_a_time;
+  if (segments > 1) plan->parts = (is_split ? plan->items : plan->grid) * plan->kernel->tile_q;
 }
 
 dhp_status dhp_plan_attention(const dhp_attention *args, dhp_plan *plan, dhp_error *error) {
@@ -144,13 +193,9 @@ dhp_status dhp_plan_attention(const dhp_attention *args, dhp_plan *plan, dhp_err
                     (long long)(q[0] * q[1]), (long long)ceil_div(q[2], rows), rows, DHP_CUDA_MAX_ITEMS);
 
   const dhp_mask mask = dhp_mask_of(args);
-  double cycles = 0.;
-  const dhp_kernel_info *const kernel = choose_kernel(args, &mask, head_dim, &cycles);
-  if (dhp_decode_plan(args, &mask, head_dim, cycles, plan)) return DHP_OK;
-  const sharing by = share(args, kernel);
-  plan->kernel = kernel;
-  plan->heads_per_tile = by.heads_per_tile;
-  plan->q_tiles = by.q_tiles;
-  deal(args, &by, plan);
+  const choice best = choose_kernel(args, &mask, head_dim);
+  if (dhp_decode_plan(args, &mask, best.kernel, best.cycles, plan)) return DHP_OK;
+  plan->kernel = best.kernel;
+  plan_with(args, &mask, best.is_split, plan);
   return DHP_OK;
 }

@@ -1,6 +1,6 @@
 /*
  * query_tiles.cuh - the device's half of the static schedule: which query tiles a CTA computes, one after another. The
- * host's half is schedule.c. Before this header: WARPGROUPS, ROWS, TILE_K and SEAMLESS.
+ * host's half is schedule.c. Before this header: WARPGROUPS, ROWS, TILE_K and SEGMENT_TILES.
  *
  * Items are dealt to CTAs in rounds: first head groups in order, then a list.
  *
@@ -11,22 +11,42 @@
  *
  * The list, under a causal mask only: the remaining head groups, longest tiles first, head groups fastest. Every other
  * round is dealt from the last CTA to the first. Whole rounds of items in order would leave CTAs idle in the last one.
+ *
+ * A CTA goes through all key segments of a query tile; or, if segments are split, each is an item, in order: a head
+ * group's segments one after the other, like head groups.
  */
 #ifndef DHP_QUERY_TILES_CUH
 #define DHP_QUERY_TILES_CUH
 
 #include "../../hopper/divisor.cuh"
+#include "../fold/params.h"
 #include "params.h"
 
 typedef struct query_tile {
   int batch, head, key_head; /* head: the first of the head group */
   int row;                   /* first query row */
+  int last;                  /* the key tile that is visited first, of one key segment */
   int key_tiles;             /* to visit; 0 if there is no such query tile: then nothing else counts */
-  int masked;                /* how many of them need the mask: the first ones visited */
 } query_tile;
 
-/* Returns this CTA's nth query tile. CT: a function of the block index and public parameters. */
-static __device__ __forceinline__ query_tile nth_query_tile(const dhp_fwd_params *p, int nth) {
+/* How many keys the first row of a query tile sees, and the last one; negative: none. */
+static __device__ __forceinline__ int seen_by_first(const dhp_fwd_params *p, int row) {
+  return min(p->seqlen_k, row + 1 + p->highest);
+}
+static __device__ __forceinline__ int seen_by_last(const dhp_fwd_params *p, int row) {
+  return min(p->seqlen_k, row + (WARPGROUPS << p->log2_rows) + p->highest);
+}
+
+/* The last key tile that a query tile sees; the first one if it sees none. */
+static __device__ __forceinline__ int top_tile(const dhp_fwd_params *p, int row) {
+  return max((seen_by_last(p, row) + TILE_K - 1) / TILE_K, 1) - 1;
+}
+
+/*
+ * Returns this CTA's nth query tile, with its keys of one segment: that of key tile `from`, or, if that is negative,
+ * the last one that the query tile sees. CT: a function of the block index and public parameters.
+ */
+static __device__ __forceinline__ query_tile nth_query_tile(const dhp_fwd_params *p, int nth, int from) {
   query_tile tile;
   const int rows = WARPGROUPS << p->log2_rows;
   const int cta = (int)blockIdx.x, ctas = (int)gridDim.x;
@@ -43,27 +63,32 @@ static __device__ __forceinline__ query_tile nth_query_tile(const dhp_fwd_params
   const int shorter = in_order ? rest : whole;
   const int along_q = second ? shorter : p->q_tiles - 1 - shorter;
   tile.batch = quotient(group, p->by_head_groups);
-  tile.head = (group - tile.batch * p->head_groups) * (ROWS >> p->log2_rows);
+  const int in_batch = group - tile.batch * p->head_groups, head_group = quotient(in_batch, p->by_splits);
+  tile.head = head_group * (ROWS >> p->log2_rows);
   tile.key_head = quotient(tile.head, p->by_heads_per_key_head);
   tile.row = along_q * rows;
 
-  const int seen_by_last = p->is_causal ? min(p->seqlen_k, tile.row + rows + p->causal_offset) : p->seqlen_k;
-  const int seen_by_first = p->is_causal ? min(p->seqlen_k, tile.row + 1 + p->causal_offset) : p->seqlen_k;
-  const int key_tiles = max((seen_by_last + TILE_K - 1) / TILE_K, 1);
-  tile.masked = key_tiles - max(seen_by_first, 0) / TILE_K;
-  tile.key_tiles = item < p->items ? key_tiles : 0;
+  const int top = top_tile(p, tile.row);
+  const int begin = (in_batch - head_group * p->splits) * SEGMENT_TILES; /* of its segment, if those are split */
+  const int split = top < begin ? begin + DHP_NOT_SEEN_TILES : min(top, begin + SEGMENT_TILES - 1);
+  tile.last = p->splits > 1 ? split : from < 0 ? top : from;
+  tile.key_tiles = item < p->items ? tile.last % SEGMENT_TILES + 1 : 0;
   return tile;
 }
 
-/* A tile of keys: where it begins, in k and in v. */
-typedef struct key_tile {
-  int key, key_head, batch;
-} key_tile;
+/* So many steps need the mask, the first ones; it may be less than none, or more than there are. */
+static __device__ __forceinline__ int masked_steps(const dhp_fwd_params *p, const query_tile *tile) {
+  return tile->last + 1 - max(seen_by_first(p, tile->row), 0) / TILE_K;
+}
 
-/* The one that is visited in a step of a query tile: from the last one on. */
-static __device__ __forceinline__ key_tile key_tile_of(const query_tile *tile, int step) {
-  const key_tile visited = {(tile->key_tiles - 1 - step) * TILE_K, tile->key_head, tile->batch};
-  return visited;
+/* Whether this CTA has computed a segment of this query tile before. */
+static __device__ __forceinline__ int resumes(const dhp_fwd_params *p, const query_tile *tile) {
+  return (p->splits == 1) & (tile->last < top_tile(p, tile->row));
+}
+
+/* The last key tile of the segment that comes next in this query tile; negative: there is none. */
+static __device__ __forceinline__ int next_segment(const dhp_fwd_params *p, const query_tile *tile) {
+  return p->splits > 1 ? -1 : tile->last - tile->key_tiles;
 }
 
 /* A row of a query tile. */
@@ -79,9 +104,7 @@ static __device__ __forceinline__ query_row row_of_thread(const dhp_fwd_params *
   query_row row;
   row.head = of_group >> p->log2_rows;
   row.row = tile->row + (group << p->log2_rows) + (of_group & ((1 << p->log2_rows) - 1));
-  /* one select around min is a branch, which is better than two selects unless products are under way */
-  const int last = p->seqlen_k - 1;
-  row.last_key = p->is_causal || SEAMLESS ? min(row.row + (p->is_causal ? p->causal_offset : p->seqlen_k), last) : last;
+  row.last_key = min(row.row + p->highest, p->seqlen_k - 1);
   return row;
 }
 

@@ -108,6 +108,9 @@ class Library:
             self._describe(getattr(args, name), tensor.shape, tensor.stride(), tensor.dtype, tensor.data_ptr())
         args.scale, args.is_causal = q.size(3) ** -0.5, is_causal
         pointers = ctypes.byref(args), ctypes.byref(error)
+        workspace = self._workspace("dhp_attention_workspace", pointers[0], q)
+        if workspace is not None:
+            args.workspace = workspace.data_ptr()
         if q.is_cuda:
             stream = ctypes.c_void_p(torch.cuda.current_stream(q.device).cuda_stream)
             status = self._core.dhp_attention_cuda(pointers[0], q.device.index, stream, pointers[1])
@@ -152,10 +155,8 @@ class Library:
         args.forward.lse = lse.data_ptr()
         args.forward.scale, args.forward.is_causal = q.size(3) ** -0.5, is_causal
         pointers = ctypes.byref(args), ctypes.byref(error)
-        self._core.dhp_backward_workspace.restype = ctypes.c_size_t
-        size = self._core.dhp_backward_workspace(pointers[0], int(q.is_cuda))
-        workspace = torch.empty(size, dtype=torch.uint8, device=q.device)
-        args.workspace = workspace.data_ptr()
+        workspace = self._workspace("dhp_backward_workspace", pointers[0], q)
+        args.workspace = 0 if workspace is None else workspace.data_ptr()
         if q.is_cuda:
             stream = ctypes.c_void_p(torch.cuda.current_stream(q.device).cuda_stream)
             status = self._core.dhp_backward_cuda(pointers[0], q.device.index, stream, pointers[1])
@@ -164,6 +165,15 @@ class Library:
         if status:
             raise RuntimeError(error.text.decode())
         return dq, dk, dv
+
+    def _workspace(self, function: str, args: Any, q: Tensor) -> Tensor | None:
+        """What this function says that a call needs; None: nothing, as in a build from before there was one."""
+        if function not in self._header.prototypes:
+            return None
+        size_of = getattr(self._core, function)
+        size_of.restype = ctypes.c_size_t
+        size = size_of(args, int(q.is_cuda))
+        return torch.empty(size, dtype=torch.uint8, device=q.device) if size else None
 
     def _struct(self, name: str) -> Any:
         return self._header.structs[name]()

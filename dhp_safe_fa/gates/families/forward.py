@@ -24,17 +24,28 @@ def planned(shape: Shape) -> str:
 
 
 # Key tiles of a shape without a mask, at least: what a kernel does from tile to tile is under test only where there are
-# several. A kernel that the plan takes for short sequences is given more keys than queries.
+# several, and what it does from segment to segment only where there are more than one has.
 LEAST_TILES = 8
 
 
+def keys_of_two_segments(kernel: dict[str, Any]) -> int:
+    return (int(kernel["segment_tiles"]) + LEAST_TILES) * int(kernel["tile_k"])
+
+
 def shapes_of(kernel: dict[str, Any]) -> tuple[Shape, ...]:
-    """Of a kernel of the forward."""
-    name, keys = str(kernel["name"]), LEAST_TILES * int(kernel["tile_k"])
+    """Of a kernel of the forward. Shapes without a mask have keys of two segments, if the plan then still takes this
+    kernel, and one CTA for both; else more keys than queries, if it takes this kernel; causal ones would not see
+    them."""
+    name, tile_k = str(kernel["name"]), int(kernel["tile_k"])
+
+    def is_whole(shape: Shape) -> bool:
+        plan = _inspect.plan(shape.q, shape.k, shape.dtype, shape.is_causal, 0)
+        return plan is not None and plan["kernel"] == name and plan["splits"] == 1
 
     def long(shape: Shape) -> Shape:
-        longer = replace(shape, seqlen_k=max(shape.seqlen_k, keys))
-        return shape if shape.is_causal or planned(longer) != name else longer  # a causal one would not see them
+        lengths = (keys_of_two_segments(kernel), LEAST_TILES * tile_k)
+        longer = [replace(shape, seqlen_k=max(shape.seqlen_k, keys)) for keys in lengths if not shape.is_causal]
+        return next(filter(is_whole, longer), shape)
 
     return tuple(map(long, shapes_that(lambda shape: planned(shape) == name, kernel)))
 

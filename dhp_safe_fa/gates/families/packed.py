@@ -27,6 +27,7 @@ from ..inputs import Inputs, Shape
 from ..shapes import shapes_that
 from ..subjects import Subject
 from ..timing import inputs as timing_inputs
+from .forward import keys_of_two_segments
 
 
 @lru_cache(maxsize=64)
@@ -135,7 +136,16 @@ def subject_of(kernel: dict[str, Any], reader: dict[str, Any]) -> Subject:
     first = next(str(one["name"]) for one in _inspect.kernels() if one["family"] == "tiles")
     launched = (first, str(reader["name"]))
     form = ASKED[str(reader["part"])]
-    shapes = shapes_that(lambda shape: _planned(shape, form) == reader["name"], reader)
+
+    def is_planned(shape: Shape) -> bool:
+        return _planned(shape, form) == str(reader["name"])
+
+    def long(shape: Shape) -> Shape:
+        """Keys of two segments, if it still launches the kernel; under a causal mask nobody would see them."""
+        longer = replace(shape, seqlen_k=max(shape.seqlen_k, keys_of_two_segments(reader)))
+        return longer if not shape.is_causal and is_planned(longer) else shape
+
+    shapes = tuple(map(long, shapes_that(is_planned, reader)))
 
     name, sha256 = str(kernel["name"]), str(kernel["cubin_sha256"])
     subject = Subject(

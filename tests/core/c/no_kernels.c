@@ -6,3 +6,4 @@ const int dhp_kernel_table_size = 0;
 const dhp_family dhp_family_forward = {dhp_kernel_table, 0};
 const dhp_family dhp_family_tiles = {dhp_kernel_table, 0};
 const dhp_family dhp_family_decode = {dhp_kernel_table, 0};
+const dhp_family dhp_family_fold = {dhp_kernel_table, 0};

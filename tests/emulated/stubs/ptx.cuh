@@ -85,12 +85,24 @@ static inline void clear_shared_four(int go, uint32_t to) {
 static inline void fence_async_shared() {}
 
 static inline void load_four(uint32_t *x, const void *from) { memcpy(x, from, 16); }
+static inline void load_two_if(int go, float2 *x, const float *from) {
+  if (go) memcpy(x, from, 8);
+}
+static inline void load_four_if(int go, float *x, const float *from) {
+  if (go) memcpy(x, from, 16);
+}
 static inline int load_word(const int32_t *from) { return *from; }
 static inline float load_one_if(int go, const float *from, float otherwise) { return go ? *from : otherwise; }
 static inline int load_word_if(int go, const int32_t *from) { return go ? *from : 0; }
 
 static inline void store_word(int go, uint32_t *to, uint32_t x) {
   if (go) *to = x;
+}
+static inline void store_two(int go, float *to, float x, float y) {
+  if (go) {
+    memcpy(to, &x, 4); /* of bits: y may be packed numbers */
+    memcpy(to + 1, &y, 4);
+  }
 }
 static inline void store_one(int go, float *to, float x) {
   if (go) *to = x;

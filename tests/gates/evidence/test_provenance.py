@@ -30,6 +30,7 @@ def gates(tmp_path: Path) -> Path:
         ("inputs.py", "shared"),
         ("families/dq_out.py", "family dq_out"),
         ("families/decode.py", "family decode"),
+        ("families/fold.py", "family fold"),
         ("registry.py", None),
         ("peers/page.py", None),
     ],

@@ -1,11 +1,12 @@
 /*
- * dealing.cpp - which query tiles the CTAs of a launch compute: nth_query_tile of the forward family, compiled for the
- * host with the constants of one kernel, asked for every query tile of every CTA.
+ * dealing.cpp - which query tiles the CTAs of a launch compute, and over which keys: nth_query_tile of the forward
+ * family, compiled for the host with the constants of one kernel, asked for every segment of every CTA.
  *
  * Reads calls from standard input, a line each: B Hq Hk Sq Sk D is_causal causal_offset. Of those that the plan gives
- * to this kernel (float16), every query tile has to be computed once, and its numbers of key tiles have to be right.
- * Prints a line for each: how busy the CTAs are kept, 1 if all are equally long. Status 1 and a sentence at the first
- * violation.
+ * to this kernel (float16), every query tile has to be computed once, segment by segment from the last key that it sees
+ * to the first; or, if the plan splits segments, each of them once, also those of which it sees no key. Prints a line
+ * for each: how busy the CTAs are kept, 1 if all are equally long; the splits; and the segments of the query tile that
+ * has most. Status 1 and a sentence at the first violation.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -41,41 +42,123 @@ static dhp_tensor tensor(long long batch, long long heads, long long rows, long 
   return {nullptr, {batch, heads, rows, columns}, {heads * rows * columns, rows * columns, columns, 1}, DHP_FLOAT16};
 }
 
-/* The query tiles of all CTAs, checked; resteps how busy they are kept. */
+/* The deal of a call's query tiles, as far as it was checked. */
+struct Deal {
+  const Call &call;
+  const dhp_plan &plan;
+  const dhp_fwd_params &p;
+  std::vector<char> computed; /* by query tile and, if they are split, segment: how often */
+  int64_t current;            /* the query tile that a CTA is at */
+  int64_t unvisited;          /* key tiles of it; 0: the next one is another */
+};
+
+static int rows_of_tile(const Deal &d) { return d.plan.kernel->tile_q / d.plan.heads_per_tile; }
+
+/* Keys that a row sees, from the first one on. */
+static int64_t seen_by(const Call &c, int64_t row) {
+  return c.is_causal ? std::min(std::max<int64_t>(row + 1 + c.offset, 0), (int64_t)c.seqlen_k) : c.seqlen_k;
+}
+
+/* How many key tiles a query tile has to visit. */
+static int64_t key_tiles_of(const Deal &d, const query_tile &w) {
+  const int64_t last_row = std::min<int64_t>(w.row + rows_of_tile(d), d.call.seqlen_q) - 1;
+  return std::max<int64_t>(ceil_div(seen_by(d.call, last_row), TILE_K), 1);
+}
+
+/* Which query tile this is, of those of all head groups. */
+static int64_t index_of(const Deal &d, const query_tile &w) {
+  const Call &c = d.call;
+  const int rows = rows_of_tile(d), heads = d.plan.heads_per_tile;
+  const int64_t groups = c.heads / heads, group = w.head / heads, tile = w.row / rows;
+  require(w.batch >= 0 && w.batch < c.batch && group >= 0 && group < groups && tile >= 0 && tile < d.plan.q_tiles,
+          "a query tile that there is not", c);
+  require(w.head % heads == 0 && w.row % rows == 0, "a query tile that begins in between", c);
+  require(w.key_head == w.head / d.p.heads_per_key_head, "another key head", c);
+  return (w.batch * groups + group) * d.plan.q_tiles + tile;
+}
+
+/* A segment of a query tile that is this CTA's work from its last key to its first. */
+static void check_next(Deal &d, const query_tile &w) {
+  const int64_t index = index_of(d, w), key_tiles = key_tiles_of(d, w);
+  if (d.unvisited == 0) {
+    require(d.computed[(size_t)index]++ == 0, "a query tile is computed twice", d.call);
+    d.current = index;
+    d.unvisited = key_tiles;
+  }
+  require(index == d.current, "a query tile is left before its first key", d.call);
+  require(w.last == d.unvisited - 1, "a segment that is not the next one", d.call);
+  require(w.key_tiles == w.last % SEGMENT_TILES + 1, "a segment that begins elsewhere than all others", d.call);
+  require(resumes(&d.p, &w) == (w.last < key_tiles - 1), "an earlier segment is forgotten, or imagined", d.call);
+  d.unvisited -= w.key_tiles;
+  require(next_segment(&d.p, &w) == (d.unvisited > 0 ? d.unvisited - 1 : -1), "another segment comes next", d.call);
+}
+
+/* One that is an item of its own. Parts are found by its place among all. */
+static void check_split(Deal &d, const query_tile &w, int nth) {
+  const int64_t index = index_of(d, w), key_tiles = key_tiles_of(d, w);
+  const bool is_seen = w.last < DHP_NOT_SEEN_TILES;
+  const int64_t begin = is_seen ? w.last - w.last % SEGMENT_TILES : w.last - DHP_NOT_SEEN_TILES;
+  const int64_t segment = begin / SEGMENT_TILES;
+  require(begin % SEGMENT_TILES == 0 && segment < d.p.splits, "a segment that there is not", d.call);
+  require(d.computed[(size_t)(index * d.p.splits + segment)]++ == 0, "a segment is computed twice", d.call);
+  require(is_seen == (begin < key_tiles), "keys are visited that no row sees, or others are not", d.call);
+  require(w.key_tiles == (is_seen ? std::min<int64_t>(key_tiles - begin, SEGMENT_TILES) : 1) &&
+              (!is_seen || w.last == begin + w.key_tiles - 1),
+          "the wrong key tiles of a segment", d.call);
+  require(!resumes(&d.p, &w) && next_segment(&d.p, &w) < 0, "a segment that goes on, though all are split", d.call);
+  const int64_t group = index / d.plan.q_tiles, tile = index % d.plan.q_tiles;
+  require((int64_t)nth * gridDim.x + blockIdx.x ==
+              (group * d.p.splits + segment) * d.plan.q_tiles + d.plan.q_tiles - 1 - tile,
+          "a part where another is expected", d.call);
+}
+
+/* Its first steps need the mask, all that have a key which the first row does not see. */
+static void check_mask(const Deal &d, const query_tile &w) {
+  const int64_t masked = w.last + 1 - seen_by(d.call, w.row) / TILE_K;
+  require(std::min(std::max(masked_steps(&d.p, &w), 0), w.key_tiles) ==
+              std::min(std::max<int64_t>(masked, 0), (int64_t)w.key_tiles),
+          "the wrong number of key tiles under the mask", d.call);
+}
+
+/* What all CTAs do, checked; returns how busy they are kept. */
 static double check(const Call &c, const dhp_plan &plan, const dhp_fwd_params &p) {
-  const int rows_a_tile = plan.kernel->tile_q / plan.heads_per_tile;
-  std::vector<char> computed((size_t)(c.batch * p.head_groups * plan.q_tiles));
+  const bool is_split = p.splits > 1;
+  const size_t tiles = (size_t)(c.batch * c.heads / plan.heads_per_tile * plan.q_tiles);
+  Deal d = {c, plan, p, std::vector<char>(tiles * (size_t)p.splits), 0, 0};
   double longest = 0., all = 0.;
   gridDim.x = (unsigned)plan.grid;
   for (blockIdx.x = 0; blockIdx.x < gridDim.x; blockIdx.x++) {
     double steps = 0.;
-    query_tile w = nth_query_tile(&p, 0);
+    int nth = 0;
+    query_tile w = nth_query_tile(&p, nth, -1);
     require(w.key_tiles > 0, "a CTA without work", c);
-    for (int nth = 1; w.key_tiles > 0; w = nth_query_tile(&p, nth++)) {
-      const int64_t group = w.head / plan.heads_per_tile, tile = w.row / rows_a_tile;
-      require(w.batch >= 0 && w.batch < c.batch && group >= 0 && group < p.head_groups && tile >= 0 &&
-                  tile < plan.q_tiles,
-              "a query tile that there is not", c);
-      require(w.head % plan.heads_per_tile == 0 && w.row % rows_a_tile == 0, "a query tile that begins in between", c);
-      require(w.key_head == w.head / p.heads_per_key_head, "another key head", c);
-      char &count = computed[(size_t)((w.batch * p.head_groups + group) * plan.q_tiles + tile)];
-      require(count++ == 0, "a query tile is computed twice", c);
-      const int64_t seen_by_first =
-          c.is_causal ? std::min<int64_t>(p.seqlen_k, w.row + 1 + p.causal_offset) : p.seqlen_k;
-      const int64_t seen_by_last =
-          c.is_causal ? std::min<int64_t>(p.seqlen_k, w.row + rows_a_tile + p.causal_offset) : p.seqlen_k;
-      require(w.key_tiles == std::max<int64_t>(seen_by_last <= 0 ? 1 : ceil_div(seen_by_last, TILE_K), 1),
-              "the wrong number of key tiles", c);
-      require(w.masked == w.key_tiles - std::max<int64_t>(seen_by_first, 0) / TILE_K,
-              "the wrong number of key tiles under the mask", c);
-      steps += w.key_tiles + 1.;
+    while (w.key_tiles > 0) {
+      is_split ? check_split(d, w, nth) : check_next(d, w);
+      check_mask(d, w);
+      const int next = next_segment(&p, &w);
+      steps += w.key_tiles + (next < 0);
+      nth += next < 0;
+      w = nth_query_tile(&p, nth, next);
     }
+    require(d.unvisited == 0, "a CTA ends within a query tile", c);
     longest = std::max(longest, steps);
     all += steps;
   }
-  require(std::all_of(computed.begin(), computed.end(), [](char count) { return count == 1; }),
-          "a query tile is left out", c);
+  require(std::all_of(d.computed.begin(), d.computed.end(), [](char count) { return count == 1; }),
+          "a query tile or a segment is left out", c);
   return all / (longest * (double)plan.grid);
+}
+
+/*
+ * Returns the segments of the query tile that has most. Where they are split each item has its place for parts, else
+ * each CTA if there are several.
+ */
+static int64_t check_parts(const Call &c, const dhp_plan &plan) {
+  const int64_t segments = std::max<int64_t>(ceil_div(seen_by(c, c.seqlen_q - 1), SEGMENT_TILES * TILE_K), 1);
+  const int64_t places = plan.splits > 1 ? plan.items : segments > 1 ? plan.grid : 0;
+  require(plan.splits == 1 || plan.splits == segments, "the wrong number of splits", c);
+  require(plan.parts == places * plan.kernel->tile_q, "the wrong number of parts", c);
+  return segments;
 }
 
 int main() {
@@ -100,15 +183,14 @@ int main() {
     p.batch = (int32_t)c.batch;
     p.heads_per_key_head = (int32_t)(c.heads / c.key_heads);
     const int64_t offset = std::min(std::max<int64_t>(c.offset, -c.seqlen_q), (int64_t)c.seqlen_k);
-    p.is_causal = args.is_causal;
-    p.causal_offset = (int32_t)offset;
-    p.seqlen_k =
-        (int32_t)std::max<int64_t>(c.is_causal ? std::min<int64_t>(c.seqlen_k, c.seqlen_q + offset) : c.seqlen_k, 0);
+    p.highest = (int32_t)(c.is_causal ? offset : c.seqlen_k);
+    p.seqlen_k = (int32_t)seen_by(c, c.seqlen_q - 1);
     while (plan.heads_per_tile << p.log2_rows < ROWS)
       p.log2_rows++;
     dhp_set_schedule(&p, &args, &plan);
-    printf("%lld %lld %lld %lld %lld %lld %lld %lld: %.4f\n", c.batch, c.heads, c.key_heads, c.seqlen_q, c.seqlen_k,
-           c.head_dim, c.is_causal, c.offset, check(c, plan, p));
+    const int64_t segments = check_parts(c, plan);
+    printf("%lld %lld %lld %lld %lld %lld %lld %lld: %.4f %d %lld\n", c.batch, c.heads, c.key_heads, c.seqlen_q,
+           c.seqlen_k, c.head_dim, c.is_causal, c.offset, check(c, plan, p), plan.splits, (long long)segments);
   }
   return 0;
 }

@@ -1,22 +1,29 @@
 /*
  * kernel.cpp - compiles the forward kernel for the host, with the constants of one shape, and tells its model where
- * things lie in shared memory. "attention_fwd.cu" is a copy whose two calls of nth_query_tile ask scheduled_tile
- * instead.
+ * things lie in shared memory. "attention_fwd.cu" is a copy that asks the functions below where a query tile lies, and
+ * how many keys it sees, unless they stand in a list. SPLITS: key segments that are items of their own.
  */
 #include "model.h"
 
+#ifndef SPLITS
+#define SPLITS 1
+#endif
+
 #if !LISTED
-template <class Tile> static Tile scheduled_tile(int nth) {
-  const forward::QueryTile at = forward::tile_at(nth);
-  Tile tile;
-  tile.batch = at.batch;
-  tile.head = at.head;
-  tile.key_head = at.key_head;
-  tile.row = at.row;
-  tile.key_tiles = at.key_tiles;
-  tile.masked = at.masked;
-  return tile;
+template <class Tile> static void place_as_scheduled(Tile *tile, int nth) {
+  const forward::QueryTile &at = forward::tile_at(nth);
+  tile->batch = at.batch;
+  tile->head = at.head;
+  tile->key_head = at.key_head;
+  tile->row = at.row;
 }
+
+/* How many keys the first row of the query tile that begins at this one sees, and its last row. */
+static int scheduled_for_first(int row) {
+  const forward::QueryTile &at = forward::tile_with(row);
+  return (at.key_tiles - at.masked) * TILE_K;
+}
+static int scheduled_for_last(int row) { return forward::tile_with(row).key_tiles * TILE_K; }
 #endif
 
 #include "attention_fwd.cu"
@@ -39,6 +46,10 @@ extern const forward::Shape forward::shape = {
     DHP_SHARED_ALIGN + SHARED_V,
     DHP_SHARED_ALIGN + SHARED_BARRIERS,
     LISTED != 0,
+    SEGMENT_TILES,
+    SPLITS,
+    DHP_PART_COLUMNS,
+    DHP_NOT_SEEN_TILES,
 };
 
 #if LISTED
@@ -51,9 +62,9 @@ static std::vector<dhp_listed_tile> list_of_tiles() {
   for (int i = 0; i < forward::tile_count(); i++) {
     const forward::QueryTile at = forward::tile_at(i);
     dhp_listed_tile entry = {};
-    entry.keys = at.key_tiles * TILE_K;
+    entry.keys = (at.first_tile + at.key_tiles) * TILE_K;
     entry.key_row = at.key_row;
-    entry.last_tile = at.key_tiles - 1;
+    entry.last_tile = at.first_tile + at.key_tiles - 1;
     entry.key_tiles = at.key_tiles;
     entry.row = at.row;
     entry.row_end = at.row + WARPGROUPS * ROWS;
@@ -64,6 +75,16 @@ static std::vector<dhp_listed_tile> list_of_tiles() {
     list.push_back(entry);
   }
   return list;
+}
+#else
+/* Items, each a query tile or, if they are split, one of its segments, are dealt in order to this CTA alone. */
+static void set_schedule(dhp_fwd_params *p) {
+  p->batch = p->q_tiles = 1;
+  p->splits = SPLITS;
+  p->head_groups = p->items = p->ordered_items = p->ordered_rounds = forward::tile_count() * SPLITS;
+  p->by_head_groups = dhp_divisor_of(p->head_groups);
+  p->by_splits = dhp_divisor_of(SPLITS);
+  p->by_q_tiles = p->by_listed_groups = p->by_heads_per_key_head = dhp_divisor_of(1);
 }
 #endif
 
@@ -76,12 +97,14 @@ void model::run_warp() {
   p.lse = forward::LSE;
   p.heads = forward::HEADS;
   p.seqlen_q = forward::SEQLEN_Q;
-  p.seqlen_k = forward::SEQLEN_K;
+  p.seqlen_k = p.highest = forward::SEQLEN_K; /* every row sees all keys that there are */
   p.head_dim = HEAD_DIM;
   while (1 << p.log2_rows < ROWS)
     p.log2_rows++;
   p.scale = p.scale_log2 = 1.f;
-  p.highest_score = 1e30f;
+  p.highest_score = forward::HIGHEST_SCORE;
+  p.part_out = forward::OUT_OF_PARTS;
+  p.part_sums = forward::SUMS_OF_PARTS;
 #if LISTED
   const std::vector<dhp_listed_tile> tiles = list_of_tiles();
   p.items = (int32_t)tiles.size();
@@ -92,12 +115,13 @@ void model::run_warp() {
 #if FORM
   static float sinks[forward::HEADS]; /* none: the model's sums have no such term */
   std::fill_n(sinks, forward::HEADS, -INFINITY);
-  const dhp_fwd_forms forms = {sinks, 1.f, 1.f, 1.f};
+  const dhp_fwd_forms forms = {sinks, 1, 1.f, 1.f, 1.f};
   dhp_attention_fwd({forward::QUERIES}, {forward::KEYS}, {forward::VALUES}, p, list, forms);
 #else
   dhp_attention_fwd({forward::QUERIES}, {forward::KEYS}, {forward::VALUES}, p, list);
 #endif
 #else
+  set_schedule(&p);
   dhp_attention_fwd({forward::QUERIES}, {forward::KEYS}, {forward::VALUES}, p);
 #endif
 }

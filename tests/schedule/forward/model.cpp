@@ -1,16 +1,18 @@
 /*
  * model.cpp - what a forward CTA has to multiply and to store.
  *
- * Checked: every product reads the q, k or v tile that comes next in its key loop; each query tile is stored where it
- * belongs, after all its products; every key tile is visited. A warp that gave up stores NaN only.
+ * Checked: every product reads the q, k or v tile that comes next in its key loop, one segment of a query tile after
+ * another; each query tile is stored where it belongs, after all its products; every key tile is visited. A warp that
+ * gave up stores NaN only. What a segment leaves for another: parts.cpp.
  *
  * Numbers: all scores of a row with a key tile are equal, and so are all elements of a tile of v. So out and lse say
  * which tiles went into them, and with which weights; they differ between query tiles.
  */
-#include "model.h"
+#include "run.h"
 
 #include <math.h>
 
+#include <algorithm>
 #include <array>
 
 using namespace forward;
@@ -18,8 +20,6 @@ using namespace forward;
 namespace {
 
 enum {
-  SCORES_PRODUCT,
-  OUTPUT_PRODUCT,
   LANE_ROWS = 32,     /* of a warpgroup of which a lane has one */
   PIECE_COLUMNS = 32, /* of a row, of which a lane stores one piece: 16 bytes */
   KEYS_PER_STEP = 16,
@@ -28,81 +28,119 @@ enum {
 
 /* One step of a key loop. */
 struct Visit {
-  const QueryTile *of;
+  const Segment *in;
   int tile;
   bool is_first;
 };
 
-/* How far a warp is: key tiles multiplied, q k^T and P v; rows of lse stored, and pieces of 16 bytes of out. */
-struct Progress {
-  int scored, output, stored, pieces;
-};
-
 std::vector<QueryTile> tiles;
+std::vector<const Segment *> outputs; /* those that leave the output */
 std::vector<Visit> visits;
 std::array<Progress, sim::MAX_WARPS> progress;
 sim::Rows stored_rows;
 
-Progress &mine() { return progress[(size_t)sim::warp_index()]; }
-
 int box_count() { return shape.head_dim / shape.box_columns; }
-
-/* How many rows of a query tile a lane stores. */
-int stores() { return shape.rows / LANE_ROWS; }
 
 int pieces_of_row() { return shape.head_dim / PIECE_COLUMNS; }
 
 /* Of all scores of a row, one of the two of a lane, with the nth key tile that is visited; of all elements of its v. */
-double score_of(size_t visit, int row) { return (double)(visit * 5 % 7) - 3. * row; }
-double value_of(size_t visit) { return 1. + (double)(visit * 3 % 11); }
-
-/* Out and lse of a row of the nth query tile; kernel.cpp makes the scale 1. */
-struct Expected {
-  double out, lse;
-};
-
-Expected expect(size_t nth, int row) {
-  size_t visit = 0;
-  for (size_t i = 0; i < nth; i++)
-    visit += (size_t)tiles[i].key_tiles;
-  double sum = 0., weighted = 0.;
-  for (const size_t end = visit + (size_t)tiles[nth].key_tiles; visit < end; visit++) {
-    const double weight = exp2(score_of(visit, row));
-    sum += weight;
-    weighted += weight * value_of(visit);
-  }
-  double highest = -INFINITY;
-  for (int i = 1; i <= tiles[nth].key_tiles; i++)
-    highest = fmax(highest, score_of(visit - (size_t)i, row));
-  return {weighted / sum, log(shape.tile_k * sum * exp2(-highest)) + highest};
-}
-
-/* bfloat16 has eight bits; twice rounded. */
-bool is_close(double x, double expected) { return fabs(x - expected) <= 0.03 * (1. + fabs(expected)); }
-
-/* Key tiles that this query tile and those before it see. */
-int visited_with(size_t nth) {
-  int visited = 0;
-  for (size_t i = 0; i <= nth; i++)
-    visited += tiles[i].key_tiles;
-  return visited;
-}
+double score_of(int visit, int row) { return (double)(visit * 5 % 7) - 3. * row; }
+double value_of(int visit) { return 1. + (double)(visit * 3 % 11); }
 
 int64_t row_of_out(const QueryTile &of, int r) {
-  const int64_t row = of.row + sim::warp_index() * shape.rows / sim::WARPS_PER_GROUP + 8 * r; /* lane 0's */
-  return ((int64_t)of.batch * HEADS + of.head) * SEQLEN_Q + row;
+  return ((int64_t)of.batch * HEADS + of.head) * SEQLEN_Q + row_of_lane(of.row, r);
 }
 
 int group_of(int warp) { return warp / sim::WARPS_PER_GROUP; }
 
 } // namespace
 
-QueryTile forward::tile_at(int nth) {
-  if (nth < (int)tiles.size()) return tiles[(size_t)nth];
-  return {0, 0, 0, 0, 0, 0, 0, 0};
+std::vector<Segment> forward::segments;
+
+Progress &forward::mine() { return progress[(size_t)sim::warp_index()]; }
+
+int forward::stores() { return shape.rows / LANE_ROWS; }
+
+int64_t forward::row_of_lane(int64_t first, int r) {
+  return first + sim::warp_index() * shape.rows / sim::WARPS_PER_GROUP + 8 * r;
+}
+
+const Segment &forward::segment_after(const std::vector<const Segment *> &of, int count, int each) {
+  const size_t nth = (size_t)(count / each);
+  sim::require(nth < of.size(), "more is stored, or read, than segments leave");
+  return *of[nth];
+}
+
+/* kernel.cpp makes the scale 1. */
+Expected forward::expect(const Segment &segment, int row) {
+  if (!segment.is_seen) return {-HIGHEST_SCORE, 0., 0.};
+  Expected all = {-INFINITY, 0., 0.};
+  for (int visit = segment.first_of_rows; visit < segment.end; visit++)
+    all.shift = fmax(all.shift, score_of(visit, row));
+  for (int visit = segment.first_of_rows; visit < segment.end; visit++) {
+    const double weight = shape.tile_k * exp2(score_of(visit, row) - all.shift);
+    all.sum += weight;
+    all.out += weight * value_of(visit);
+  }
+  return all;
+}
+
+/* bfloat16 has eight bits; twice rounded. */
+bool forward::is_close(double x, double expected) { return fabs(x - expected) <= 0.03 * (1. + fabs(expected)); }
+
+const QueryTile &forward::tile_at(int nth) { return tiles[std::min((size_t)nth, tiles.size() - 1)]; }
+
+const QueryTile &forward::tile_with(int row) {
+  return *std::find_if(tiles.begin(), tiles.end(), [=](const QueryTile &tile) { return tile.row == row; });
 }
 
 int forward::tile_count() { return (int)tiles.size(); }
+
+namespace {
+
+/* One after another, from the one of the last key on: the part of each goes into the next. */
+void add_segments(const QueryTile &tile) {
+  const int end = tile.first_tile + tile.key_tiles;
+  for (int last = end - 1; last >= tile.first_tile;) {
+    const int first = std::max(last - last % shape.segment_tiles, tile.first_tile);
+    const bool resumes = last != end - 1, is_part = first != tile.first_tile;
+    segments.push_back({&tile, last, last - first + 1, true, resumes, is_part, 0, 0});
+    last = first - 1;
+  }
+}
+
+/* Each an item, from the first one on; there are as many of every query tile. */
+void add_split_segments(const QueryTile &tile) {
+  for (int i = 0; i < shape.splits; i++) {
+    const int begin = i * shape.segment_tiles, key_tiles = std::min(tile.key_tiles - begin, shape.segment_tiles);
+    if (key_tiles > 0)
+      segments.push_back({&tile, begin + key_tiles - 1, key_tiles, true, false, true, 0, 0});
+    else
+      segments.push_back({&tile, begin + shape.not_seen, 1, false, false, true, 0, 0});
+  }
+}
+
+void list_segments() {
+  segments.clear();
+  for (const QueryTile &tile : tiles)
+    shape.splits > 1 ? add_split_segments(tile) : add_segments(tile);
+}
+
+void list_visits() {
+  visits.clear();
+  outputs.clear();
+  int first_of_rows = 0;
+  for (Segment &segment : segments) {
+    if (!segment.resumes) first_of_rows = (int)visits.size();
+    for (int i = 0; i < segment.key_tiles; i++)
+      visits.push_back({&segment, segment.last - i, i == 0});
+    segment.first_of_rows = first_of_rows;
+    segment.end = (int)visits.size();
+    if (!segment.is_part) outputs.push_back(&segment);
+  }
+}
+
+} // namespace
 
 /* Query tiles that differ in all they can, so that no tile of one passes for another's. */
 sim::Layout model::begin(const std::vector<int> &lengths) {
@@ -111,15 +149,15 @@ sim::Layout model::begin(const std::vector<int> &lengths) {
     const int n = lengths[(size_t)i];
     const int masked = sim::random(n + 1);
     if (shape.listed)
-      tiles.push_back({0, 0, 0, 512 * i, n, masked, 7 + 5000 * i, sim::random(n + 1)});
+      tiles.push_back(
+          {0, 0, 0, 512 * i, sim::random(shape.segment_tiles + 1), n, masked, 7 + 100000 * i, sim::random(n + 1)});
     else
-      tiles.push_back({i, 7 + i, 3 + 2 * i, 512 * i, n, masked, 0, 0});
+      tiles.push_back({i, 7 + i, 3 + 2 * i, 512 * i, 0, n, masked, 0, 0});
   }
-  visits.clear();
-  for (const QueryTile &tile : tiles)
-    for (int i = 0; i < tile.key_tiles; i++)
-      visits.push_back({&tile, tile.key_tiles - 1 - i, i == 0});
-  progress.fill({0, 0, 0, 0});
+  list_segments();
+  list_visits();
+  begin_parts();
+  progress.fill({});
   stored_rows = {0, 0};
   sim::Layout layout;
   layout.warps = shape.warpgroups * sim::WARPS_PER_GROUP;
@@ -146,8 +184,9 @@ void model::commit(int product, int steps) {
 
 void model::end_warp() {
   sim::require(mine().scored == (int)visits.size() && mine().output == (int)visits.size(), "key tiles are left");
-  const int rows = stores() * (int)tiles.size();
+  const int rows = stores() * (int)outputs.size();
   sim::require(mine().stored == rows && mine().pieces == rows * pieces_of_row(), "rows are left");
+  require_parts_ended();
 }
 
 sim::Rows model::rows() { return stored_rows; }
@@ -173,9 +212,9 @@ int begin_step_of_scores(uint32_t k_descriptor, int accumulate) {
   const Visit &visit = next_to_score();
   const int column = step * STEP_COLUMNS, in_box = column % shape.box_columns;
   sim::require((accumulate != 0) == (step > 0), "S begins with the sums before it, or loses its own");
-  sim::read(
-      sim::address_of(k_descriptor) - bytes_of_columns(in_box),
-      {KEYS, column - in_box, visit.of->key_row + visit.tile * shape.tile_k, visit.of->key_head, visit.of->batch});
+  sim::read(sim::address_of(k_descriptor) - bytes_of_columns(in_box),
+            {KEYS, column - in_box, visit.in->of->key_row + visit.tile * shape.tile_k, visit.in->of->key_head,
+             visit.in->of->batch});
   return column;
 }
 
@@ -183,12 +222,13 @@ int begin_step_of_scores(uint32_t k_descriptor, int accumulate) {
 
 void forward::multiply_scores(uint32_t q_descriptor, uint32_t k_descriptor, int accumulate) {
   const int column = begin_step_of_scores(k_descriptor, accumulate), in_box = column % shape.box_columns;
-  sim::read(sim::address_of(q_descriptor) - bytes_of_columns(in_box), queries(*next_to_score().of, column - in_box));
+  sim::read(sim::address_of(q_descriptor) - bytes_of_columns(in_box),
+            queries(*next_to_score().in->of, column - in_box));
 }
 
 /* What it puts into the registers says of which query tile, and from which column on; lane 0 asks. */
 void model::load_matrices(uint32_t *four_words, uint32_t from) {
-  const QueryTile &of = *next_to_score().of;
+  const QueryTile &of = *next_to_score().in->of;
   const uint32_t of_group = (uint32_t)box_count() * shape.q_box_bytes, offset = from - shape.q;
   sim::require((int)(offset / of_group) == group_of(sim::warp_index()), "another warpgroup's q");
   const uint32_t box = offset % of_group / shape.q_box_bytes, in_box = offset % shape.q_box_bytes;
@@ -204,7 +244,7 @@ void model::load_matrices(uint32_t *four_words, uint32_t from) {
 
 void forward::multiply_held(const uint32_t *q, uint32_t k_descriptor, int accumulate) {
   const int column = begin_step_of_scores(k_descriptor, accumulate);
-  sim::require(sim::has_timed_out() || &tiles[q[0]] == next_to_score().of, "another query tile's q");
+  sim::require(sim::has_timed_out() || &tiles[q[0]] == next_to_score().in->of, "another query tile's q");
   sim::require((int)q[1] == column, "other columns of q");
 }
 
@@ -212,40 +252,53 @@ void forward::multiply_output(uint32_t v_descriptor, int accumulate) {
   const int step = sim::step_of(OUTPUT_PRODUCT);
   sim::require(mine().output < mine().scored, "P v of a key tile that has no scores yet");
   const Visit &visit = visits[(size_t)mine().output];
-  sim::require((accumulate != 0) == (step > 0 || !visit.is_first), "O begins with another tile's, or loses its own");
+  sim::require((accumulate != 0) == (step > 0 || !visit.is_first), "O begins with another segment's, or loses its own");
   const uint32_t step_bytes = (uint32_t)(step * KEYS_PER_STEP * shape.row_bytes);
   for (int i = 0; i < box_count(); i++)
     sim::read(sim::address_of(v_descriptor) - step_bytes + (uint32_t)i * sim::leading_bytes_of(v_descriptor),
-              {VALUES, i * shape.box_columns, visit.of->key_row + visit.tile * shape.tile_k, visit.of->key_head,
-               visit.of->batch});
+              {VALUES, i * shape.box_columns, visit.in->of->key_row + visit.tile * shape.tile_k, visit.in->of->key_head,
+               visit.in->of->batch});
 }
 
 /* Of the row with r = 0 and of the next one. */
 void forward::set_scores(float *s) {
-  const size_t visit = (size_t)mine().scored;
+  const int visit = mine().scored;
   sim::result(s, shape.tile_k / 2, (float)score_of(visit, 0), (float)score_of(visit, 1));
 }
 
 void forward::set_output(float *o, const uint32_t *probabilities, int accumulate) {
   float of_row[2];
   for (int r = 0; r < 2; r++) {
-    const double product = sim::number_of(probabilities[r], 0) * shape.tile_k * value_of((size_t)mine().output);
+    const double product = sim::number_of(probabilities[r], 0) * shape.tile_k * value_of(mine().output);
     of_row[r] = (float)((accumulate ? o[2 * r] : 0.) + product);
   }
   sim::result(o, shape.head_dim / 2, of_row[0], of_row[1]);
 }
 
-void model::store_row(const void *to, const uint32_t *four_words) {
-  Progress &now = mine();
+void forward::require_may_store() {
   sim::require(sim::launches_have_ended(), "a store before the launches before have ended");
+}
+
+void forward::require_all_multiplied(const Segment &segment) {
+  sim::require(sim::products_under_way(OUTPUT_PRODUCT) == 0 && mine().output == segment.end,
+               "a store before the last product of its segment has ended, or after the next one has begun");
+}
+
+void forward::count_row() {
+  stored_rows.stored++;
+  stored_rows.poisoned += sim::has_timed_out();
+}
+
+void model::store_row(const void *to, const uint32_t *four_words) {
+  require_may_store();
+  if (is_of_parts(to)) return store_piece(to, four_words);
+  Progress &now = mine();
   const int row = now.pieces / pieces_of_row(), r = row % stores();
-  const size_t nth = (size_t)(row / stores());
-  sim::require(nth < tiles.size(), "rows of more query tiles than there are");
-  sim::require(sim::products_under_way(OUTPUT_PRODUCT) == 0 && now.output == visited_with(nth),
-               "a store before the last product of its query tile has ended, or after the next one has begun");
-  const int64_t at = row_of_out(tiles[nth], r) * shape.head_dim + now.pieces % pieces_of_row() * PIECE_COLUMNS;
+  const Segment &segment = segment_after(outputs, row, stores());
+  require_all_multiplied(segment);
+  const int64_t at = row_of_out(*segment.of, r) * shape.head_dim + now.pieces % pieces_of_row() * PIECE_COLUMNS;
   sim::require(static_cast<const char *>(to) - static_cast<char *>(OUT) == 2 * at, "a store to another row");
-  const double expected = expect(nth, r).out;
+  const Expected expected = expect(segment, r);
   for (int i = 0; i < 4; i++) {
     const uint32_t two = four_words[i];
     if (sim::has_timed_out()) {
@@ -253,7 +306,8 @@ void model::store_row(const void *to, const uint32_t *four_words) {
       continue;
     }
     sim::require(sim::is_number(two), "out is NaN without a time-out");
-    sim::require(is_close(sim::number_of(two, 0), expected) && is_close(sim::number_of(two, 1), expected),
+    const double out = expected.out / expected.sum;
+    sim::require(is_close(sim::number_of(two, 0), out) && is_close(sim::number_of(two, 1), out),
                  "out is another number");
   }
   now.pieces++;
@@ -261,16 +315,15 @@ void model::store_row(const void *to, const uint32_t *four_words) {
 
 void model::store_number(const float *to, float x) {
   Progress &now = mine();
-  sim::require(sim::launches_have_ended(), "a store before the launches before have ended");
-  const size_t nth = (size_t)(now.stored / stores());
+  require_may_store();
   const int r = now.stored % stores();
-  sim::require(nth < tiles.size(), "lse of more query tiles than there are");
-  sim::require(now.scored - sim::products_under_way(SCORES_PRODUCT) >= visited_with(nth),
+  const Segment &segment = segment_after(outputs, now.stored, stores());
+  sim::require(now.scored - sim::products_under_way(SCORES_PRODUCT) >= segment.end,
                "lse is stored before the last scores of its query tile have come");
-  sim::require(to - LSE == row_of_out(tiles[nth], r), "lse of another row");
+  sim::require(to - LSE == row_of_out(*segment.of, r), "lse of another row");
   sim::require(isnan(x) == sim::has_timed_out(), "lse is NaN without a time-out, or a number after one");
-  sim::require(isnan(x) || is_close(x, expect(nth, r).lse), "lse is another number");
+  const Expected expected = expect(segment, r);
+  sim::require(isnan(x) || is_close(x, log(expected.sum) + expected.shift), "lse is another number");
   now.stored++;
-  stored_rows.stored++;
-  stored_rows.poisoned += sim::has_timed_out();
+  count_row();
 }

@@ -8,12 +8,15 @@ namespace forward {
 
 enum Tensor { QUERIES, KEYS, VALUES };
 
-/* One query tile of the CTA, and how many key tiles it sees. */
+/* One query tile of the CTA, and which key tiles it sees. */
 struct QueryTile {
-  int batch, head, key_head, row, key_tiles, masked;
-  int key_row, plain_end; /* of a tile in a list; else 0 */
+  int batch, head, key_head, row;
+  int first_tile, key_tiles; /* first_tile: of a tile in a list, which may have a window; else 0 */
+  int masked;                /* steps, counted over all segments */
+  int key_row, plain_end;    /* of a tile in a list; else 0 */
 };
-QueryTile tile_at(int nth); /* no key tiles after the last */
+const QueryTile &tile_at(int nth);   /* after the last: the last */
+const QueryTile &tile_with(int row); /* the one that begins there */
 int tile_count();
 
 /* The constants of one kernel. rows: query rows of a warpgroup. */
@@ -23,12 +26,20 @@ struct Shape {
   uint32_t q_box_bytes, kv_box_bytes;
   uint32_t q, k, v, barriers; /* shared addresses */
   bool listed;                /* tiles stand in a list: of one batch and head, with places among the keys */
+  int segment_tiles;
+  int splits;       /* key segments that are items of their own; 1: none */
+  int part_columns; /* that a quad stores of a part at a time */
+  int not_seen;     /* key tiles from a segment that a query tile does not see to what it visits instead */
 };
 extern const Shape shape;
 
 enum { HEADS = 64, SEQLEN_Q = 1 << 12, SEQLEN_K = 1 << 20 }; /* of the tensors that the simulated CTA works on */
-float *const LSE = reinterpret_cast<float *>(4096);          /* addresses only: nothing is stored */
+/* Addresses only: what is stored there the model keeps. */
+float *const LSE = reinterpret_cast<float *>(4096);
 void *const OUT = reinterpret_cast<void *>(1 << 20);
+float *const SUMS_OF_PARTS = reinterpret_cast<float *>(INT64_C(1) << 40);
+float *const OUT_OF_PARTS = reinterpret_cast<float *>(INT64_C(1) << 41);
+const float HIGHEST_SCORE = 1e30f;
 
 void multiply_scores(uint32_t q_descriptor, uint32_t k_descriptor, int accumulate);
 void multiply_held(const uint32_t *q, uint32_t k_descriptor, int accumulate); /* q: of load_matrices */

@@ -22,7 +22,10 @@ extern Index blockIdx, gridDim;
 #define threadIdx (Index{32u * (unsigned)sim::warp_index()})
 
 static inline int64_t min(int64_t a, int64_t b) { return a < b ? a : b; }
-template <class T> static inline T __shfl_xor_sync(unsigned, T x, int) { return x; }
+template <class T> static inline T __shfl_xor_sync(unsigned, T x, int) {
+  sim::meet_lanes();
+  return x;
+}
 template <class T> static inline T __shfl_sync(unsigned, T x, int) { return x; }
 static inline uint32_t __funnelshift_r(uint32_t low, uint32_t high, unsigned by) {
   return (uint32_t)(((uint64_t)high << 32 | low) >> by % 32);

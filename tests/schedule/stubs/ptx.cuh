@@ -74,11 +74,20 @@ static inline void store_matrices_transposed(uint32_t to, const uint32_t *x) { m
  */
 static inline void clear_shared_four(int go, uint32_t) { sim::require(!go, "keys that count are cleared"); }
 static inline void load_four(uint32_t *x, const void *from) { memcpy(x, from, 16); }
+static inline void load_two_if(int go, float2 *x, const float *from) {
+  if (go) model::load_floats(&x->x, from, 2);
+}
+static inline void load_four_if(int go, float *x, const float *from) {
+  if (go) model::load_floats(x, from, 4);
+}
 static inline int load_word(const int32_t *from) { return *from; }
 static inline float load_one_if(int go, const float *from, float otherwise) { return go ? *from : otherwise; }
 static inline int load_word_if(int go, const int32_t *from) { return go ? *from : 0; }
 
 static inline void or_into(void *to, uint32_t bits) { model::set_bits(to, bits); }
+static inline void store_two(int go, float *to, float x, float y) {
+  if (go) model::store_two(to, x, y);
+}
 static inline void store_one(int go, float *to, float x) {
   if (go) model::store_number(to, x);
 }
