@@ -22,7 +22,6 @@ from transformers_names import CACHE
 import dhp_safe_fa
 from dhp_safe_fa.integrations.transformers import NAME, PAGED_NAME, serving
 from dhp_safe_fa.integrations.transformers.paged import (
-    _NO_SEGMENTS,
     CPU_PLACES,
     Places,
     _places_of,
@@ -145,16 +144,21 @@ def test_a_wrong_call_is_found(
 
 
 @pytest.mark.parametrize("kept", [20, 4090])
-def test_windows_over_segments(rng: torch.Generator, kept: int) -> None:
-    """Whatever a cache has kept of the keys, and wherever the segments begin that the CPU kernels fold."""
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=needs_hopper)])
+def test_windows_over_segments(rng: torch.Generator, device: str, kept: int) -> None:
+    """Whatever a cache has kept of the keys, and wherever the segments begin that the kernels fold."""
     length, chunk, heads = 8300, 40, 2
-    q, k, v = torch.randn(3, 1, heads, length, 16, generator=rng)
+    q, k, v = torch.randn(3, 1, heads, length, 16, generator=rng).to(device)
+    if device == "cuda":
+        q, k, v = (t.bfloat16() for t in (q, k, v))
     window = (kept, 0)
     want = dhp_safe_fa.attention(q, k, v, is_causal=True, window=window)
     for first in (60, 4050, 4080, 4096, 4100, 4170, 8190, 8260):
         cached = slice(max(first - kept, 0), first + chunk)
-        ends_q, ends_k = (torch.tensor([0, n], dtype=torch.int32) for n in (chunk, cached.stop - cached.start))
-        rows, begins = _whole_groups(ends_q, ends_k, torch.arange(first, first + chunk)[None], CPU_PLACES)
+        both = ([0, chunk], [0, cached.stop - cached.start])
+        ends_q, ends_k = (torch.tensor(ends, dtype=torch.int32, device=device) for ends in both)
+        positions = torch.arange(first, first + chunk, device=device)[None]
+        rows, begins = _whole_groups(ends_q, ends_k, positions, _places_of(q))
         own = [t[0, :, cached].transpose(0, 1)[rows] for t in (k, v)]
         queries = q[0, :, first : first + chunk].transpose(0, 1)
         options: Any = {"is_causal": True, "window": window}
@@ -167,7 +171,7 @@ def test_keys_begin_at_tiles_of_cuda(dtype: torch.dtype) -> None:
     """Three requests, at positions 150, 5 and 300, with 21, 6 and 40 keys in the cache and behind it."""
     positions, ends_q = torch.tensor([[150, 5, 300]], dtype=dtype), torch.tensor([0, 1, 2, 3], dtype=torch.int32)
     ends_k = torch.tensor([0, 21, 27, 67], dtype=torch.int32)
-    rows, begins = _whole_groups(ends_q, ends_k, positions, Places(128, _NO_SEGMENTS))
+    rows, begins = _whole_groups(ends_q, ends_k, positions, Places(128, 8192))
     fronts = (130 - 128, 0, 261 - 256)  # keys since the tile of the first one began
     assert begins.tolist() == [0, 23, 29, 74]
     assert rows.tolist() == [0] * fronts[0] + list(range(27)) + [27] * fronts[2] + list(range(27, 67))

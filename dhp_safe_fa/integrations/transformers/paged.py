@@ -39,7 +39,6 @@ class Places(NamedTuple):
 
 # DHP_CPU_TILE_K in csrc/cpu/tile.h, DHP_SEGMENT_KEYS in csrc/cpu/segments.h.
 CPU_PLACES = Places(96, 4096)
-_NO_SEGMENTS = 2**40  # on CUDA a row is one chain; more keys than there can be
 
 
 @contextmanager
@@ -130,12 +129,13 @@ def paged_attention_forward(
 
 
 def _places_of(q: Tensor) -> Places:
-    """On CUDA a group is a key tile of the kernels that serve q's head_dim."""
+    """On CUDA a group is a key tile of the kernels that serve q's head_dim, and a segment so many of them."""
     if not q.is_cuda:
         return CPU_PLACES
     packed = [kernel for kernel in _inspect.kernels() if kernel["part"] == "packed out"]
     fitting = min((k for k in packed if k["head_dim"] >= q.shape[-1]), key=lambda kernel: int(kernel["head_dim"]))
-    return Places(int(fitting["tile_k"]), _NO_SEGMENTS)
+    tile_k = int(fitting["tile_k"])
+    return Places(tile_k, tile_k * int(fitting["segment_tiles"]))
 
 
 def _whole_groups(
