@@ -6,8 +6,12 @@ from dataclasses import replace
 
 from simulated import Mutation, Simulated
 
-# A step that ends a query tile or a segment, and begins the next one.
-BETWEEN = "BEGIN_STEP(); wgmma_fence(); ISSUE_OUTPUT(); ISSUE_SCORES();"
+# What a step begins with that ends a query tile or a segment, and begins the next one; the same without the turn.
+BETWEEN = "JOIN_STEPS();"
+NO_TURN = (
+    "BEGIN_STEP(); wgmma_fence(); ISSUE_OUTPUT(); ISSUE_SCORES(); HAND_OVER(0, LOAD_ANY);"
+    " pair = stage_after(pair); SET_POISON();"
+)
 
 MUTATIONS = (
     Mutation("load_skipped_never_loads", (("go && u - l->loads_v >= now->key_tiles, l,", "0 && go, l,"),)),
@@ -59,8 +63,9 @@ MUTATIONS = (
         "awaited_before_it_is_asked_for",
         (
             (
-                "stage_after(pair); LOOK_AHEAD(); BEGIN_WAIT(); wgmma_wait(0);",
-                "stage_after(pair); BEGIN_WAIT(); LOOK_AHEAD(); wgmma_wait(0);",
+                "stage_after(pair); LOOK_AHEAD(); END_STEP_0();",
+                "stage_after(pair); BEGIN_WAIT(); LOOK_AHEAD(); wgmma_wait(0); SOFTMAX(1, LOAD_ANY); CLEAR_BEYOND();"
+                " pack_probabilities(probabilities, s);",
             ),
         ),
     ),
@@ -109,7 +114,7 @@ MUTATIONS = (
     Mutation("o_goes_on_in_the_next_query_tile", (("TILE_K, t > 1,", "TILE_K, t > 1 || nth > 1,"),)),
     Mutation(
         "no_turn_between_query_tiles",
-        ((f"AWAIT_QUERIES(); {BETWEEN} HAND_OVER(1,", f"AWAIT_QUERIES(); {BETWEEN} HAND_OVER(0,"),),
+        ((f"AWAIT_QUERIES(); {BETWEEN}", f"AWAIT_QUERIES(); {NO_TURN}"),),
     ),
 )
 

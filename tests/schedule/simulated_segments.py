@@ -6,14 +6,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 from simulated import Mutation
-from simulated_forward import BETWEEN, FORWARD, LISTED
+from simulated_forward import BETWEEN, FORWARD, LISTED, NO_TURN
 
 # So short that query tiles have one, two and more of them; and longer than the stages of any kernel.
 SHORT, LONGER = (("SEGMENT_TILES", 2),), (("SEGMENT_TILES", 8),)
 OF_SHORT, OF_LONGER = ((3, 6), (2, 9)), ((1, 20), (2, 10))  # tiles and steps
 
 # The step that ends one segment of a query tile and begins the next.
-GOES_ON = "define NEXT_SEGMENT_STEP() do {"
+GOES_ON = "define GO_ON_TO_SEGMENT() do {"
 LOADS, STORES = "load_pieces<GO_BATCH>(RESUMES(), before,", "store_pieces<GO_BATCH>(o, by, before,"
 OTHERS = "PART_OUT(), first);"
 
@@ -30,7 +30,7 @@ OF_SEGMENTS = (
         "asked_for_as_if_it_were_the_first_segment",
         (("next->last - (visit - now->key_tiles) :", "next->key_tiles - 1 - (visit - now->key_tiles) :"),),
     ),
-    Mutation("no_turn_between_segments", ((f"{GOES_ON} {BETWEEN} HAND_OVER(1,", f"{GOES_ON} {BETWEEN} HAND_OVER(0,"),)),
+    Mutation("no_turn_between_segments", ((f"{GOES_ON} {BETWEEN}", f"{GOES_ON} {NO_TURN}"),)),
     Mutation("goes_on_as_a_query_tile", ((" & (NEXT_SEGMENT() < 0)", ""),)),
     Mutation("goes_on_without_what_was_before", (("!IS_SPLIT & !RESUMES() &", "!IS_SPLIT &"),)),
     Mutation("stops_at_each_segment", (("else if (JOINS_SEGMENTS", "else if (0 & JOINS_SEGMENTS"),)),

@@ -465,19 +465,35 @@ dhp_attention_fwd(const __grid_constant__ CUtensorMap q_map, const __grid_consta
               x.last_key < 0 ? of_none : lse);                                                       \
   } while (0)
 
+/* In one step the last P v of a segment, and S(0) of what comes next; O is stored while S(0) is computed. */
+#define JOIN_STEPS()          \
+  do {                        \
+    BEGIN_STEP();             \
+    wgmma_fence();            \
+    ISSUE_OUTPUT();           \
+    ISSUE_SCORES();           \
+    HAND_OVER(1, LOAD_ANY);   \
+    pair = stage_after(pair); \
+    SET_POISON();             \
+  } while (0)
+
+/* Step 0 ends: the softmax of S(0). */
+#define END_STEP_0()                      \
+  do {                                    \
+    BEGIN_WAIT();                         \
+    wgmma_wait(0);                        \
+    SOFTMAX(1, LOAD_ANY);                 \
+    CLEAR_BEYOND();                       \
+    pack_probabilities(probabilities, s); \
+  } while (0)
+
 /*
  * The last step of a query tile that has one segment, P v, and step 0 of the next query tile: S(0).
  */
-#define GO_ON()                                 \
+#define GO_ON_TO_QUERY_TILE()                   \
   do {                                          \
     AWAIT_QUERIES();                            \
-    BEGIN_STEP();                               \
-    wgmma_fence();                              \
-    ISSUE_OUTPUT();                             \
-    ISSUE_SCORES();                             \
-    HAND_OVER(1, LOAD_ANY);                     \
-    pair = stage_after(pair);                   \
-    SET_POISON();                               \
+    JOIN_STEPS();                               \
     SUM_QUADS();                                \
     SET_FACTORS();                              \
     SET_STORED(now);                            \
@@ -490,24 +506,14 @@ dhp_attention_fwd(const __grid_constant__ CUtensorMap q_map, const __grid_consta
     wgmma_wait(1);                              \
     for (int r = 0; r < THREAD_ROWS; r++)       \
       STORE_OUTPUT(tile_of_done, stored[r], r); \
-    BEGIN_WAIT();                               \
-    wgmma_wait(0);                              \
-    SOFTMAX(1, LOAD_ANY);                       \
-    CLEAR_BEYOND();                             \
-    pack_probabilities(probabilities, s);       \
+    END_STEP_0();                               \
   } while (0)
 
 /* The last step of a segment, and step 0 of the next one of this query tile: with those before it, it becomes a part.
  */
-#define NEXT_SEGMENT_STEP()                                                                                         \
+#define GO_ON_TO_SEGMENT()                                                                                          \
   do {                                                                                                              \
-    BEGIN_STEP();                                                                                                   \
-    wgmma_fence();                                                                                                  \
-    ISSUE_OUTPUT();                                                                                                 \
-    ISSUE_SCORES();                                                                                                 \
-    HAND_OVER(1, LOAD_ANY);                                                                                         \
-    pair = stage_after(pair);                                                                                       \
-    SET_POISON();                                                                                                   \
+    JOIN_STEPS();                                                                                                   \
     float before[2][GO_BATCH][4];                                                                                   \
     FOLD_SUMS(RESUMES());                                                                                           \
     STORE_SUMS();                                                                                                   \
@@ -521,11 +527,7 @@ dhp_attention_fwd(const __grid_constant__ CUtensorMap q_map, const __grid_consta
     now = next;                                                                                                     \
     BEGIN_ROWS();                                                                                                   \
     LOOK_AHEAD();                                                                                                   \
-    BEGIN_WAIT();                                                                                                   \
-    wgmma_wait(0);                                                                                                  \
-    SOFTMAX(1, LOAD_ANY);                                                                                           \
-    CLEAR_BEYOND();                                                                                                 \
-    pack_probabilities(probabilities, s);                                                                           \
+    END_STEP_0();                                                                                                   \
   } while (0)
 
 /* The last step of a segment, P v alone. */
@@ -605,11 +607,7 @@ dhp_attention_fwd(const __grid_constant__ CUtensorMap q_map, const __grid_consta
     give_turn(1, next_turn);
     pair = stage_after(pair);
     LOOK_AHEAD();
-    BEGIN_WAIT();
-    wgmma_wait(0);
-    SOFTMAX(1, LOAD_ANY);
-    CLEAR_BEYOND();
-    pack_probabilities(probabilities, s);
+    END_STEP_0();
 
 #pragma unroll 1
     for (;;) {
@@ -627,9 +625,9 @@ dhp_attention_fwd(const __grid_constant__ CUtensorMap q_map, const __grid_consta
         RUN_STEP(LISTED, LOAD_ANY);
       const int goes_on = SEAMLESS & (next.key_tiles > 0); /* with && nvcc warns of code that is not reached */
       if (goes_on & !IS_SPLIT & !RESUMES() & (NEXT_SEGMENT() < 0))
-        GO_ON();
+        GO_ON_TO_QUERY_TILE();
       else if (JOINS_SEGMENTS & (NEXT_SEGMENT() >= 0))
-        NEXT_SEGMENT_STEP();
+        GO_ON_TO_SEGMENT();
       else
         break;
     }

@@ -30,7 +30,7 @@ typedef struct key_place {
 static __device__ __forceinline__ key_place place_of_lane(const dhp_fwd_params *p, const dhp_fwd_list *list, int go,
                                                           const key_tile *tile, int lane) {
   int loads[4];
-  part_of_tile(loads, p, list, &tile->of, DHP_TILE_OF_LOADS);
+  words_of_tile(loads, p, list, &tile->of, DHP_TILE_OF_LOADS);
   const int keys = loads[0], key_row = loads[1];
   const int key = (tile->of.last - tile->step) * TILE_K + lane * list->piece_keys;
   const int counts = -((go != 0) & (lane < list->pieces) & (key >= 0) & (key < keys)) & list->with_pages;

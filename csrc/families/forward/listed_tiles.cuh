@@ -26,8 +26,8 @@ static __device__ __forceinline__ int head_of(const dhp_fwd_params *p, const que
 }
 
 /* Four numbers of its entry; the same in all lanes. */
-static __device__ __forceinline__ void part_of_tile(int *words, const dhp_fwd_params *p, const dhp_fwd_list *list,
-                                                    const query_tile *tile, int part) {
+static __device__ __forceinline__ void words_of_tile(int *words, const dhp_fwd_params *p, const dhp_fwd_list *list,
+                                                     const query_tile *tile, int part) {
   load_four((uint32_t *)words, (const int32_t *)(list->tiles + quotient(tile->item, p->by_head_groups)) + part);
 }
 
@@ -40,7 +40,7 @@ static __device__ __forceinline__ query_tile nth_query_tile(const dhp_fwd_params
   query_tile tile;
   tile.item = there;
   int loads[4];
-  part_of_tile(loads, p, list, &tile, DHP_TILE_OF_LOADS);
+  words_of_tile(loads, p, list, &tile, DHP_TILE_OF_LOADS);
   tile.last = item >= p->items ? -1 : from < 0 ? loads[2] : from;
   const int first = max(loads[2] - loads[3] + 1, tile.last / SEGMENT_TILES * SEGMENT_TILES);
   tile.key_tiles = max(tile.last - first + 1, 0);
@@ -51,7 +51,7 @@ static __device__ __forceinline__ query_tile nth_query_tile(const dhp_fwd_params
 static __device__ __forceinline__ int next_segment(const dhp_fwd_params *p, const dhp_fwd_list *list,
                                                    const query_tile *tile) {
   int loads[4];
-  part_of_tile(loads, p, list, tile, DHP_TILE_OF_LOADS);
+  words_of_tile(loads, p, list, tile, DHP_TILE_OF_LOADS);
   const int next = tile->last - tile->key_tiles;
   return next > loads[2] - loads[3] ? next : -1;
 }
@@ -60,7 +60,7 @@ static __device__ __forceinline__ int next_segment(const dhp_fwd_params *p, cons
 static __device__ __forceinline__ int resumes(const dhp_fwd_params *p, const dhp_fwd_list *list,
                                               const query_tile *tile) {
   int loads[4];
-  part_of_tile(loads, p, list, tile, DHP_TILE_OF_LOADS);
+  words_of_tile(loads, p, list, tile, DHP_TILE_OF_LOADS);
   return tile->last < loads[2];
 }
 
@@ -68,7 +68,7 @@ static __device__ __forceinline__ int resumes(const dhp_fwd_params *p, const dhp
 static __device__ __forceinline__ int keys_of_first(const dhp_fwd_params *p, const dhp_fwd_list *list,
                                                     const query_tile *tile) {
   int loads[4];
-  part_of_tile(loads, p, list, tile, DHP_TILE_OF_LOADS);
+  words_of_tile(loads, p, list, tile, DHP_TILE_OF_LOADS);
   return loads[0] - tile->last * TILE_K;
 }
 
@@ -76,7 +76,7 @@ static __device__ __forceinline__ int keys_of_first(const dhp_fwd_params *p, con
 static __device__ __forceinline__ int steps_before(const dhp_fwd_params *p, const dhp_fwd_list *list,
                                                    const query_tile *tile) {
   int loads[4];
-  part_of_tile(loads, p, list, tile, DHP_TILE_OF_LOADS);
+  words_of_tile(loads, p, list, tile, DHP_TILE_OF_LOADS);
   return loads[2] - tile->last;
 }
 
@@ -84,13 +84,13 @@ static __device__ __forceinline__ int steps_before(const dhp_fwd_params *p, cons
 static __device__ __forceinline__ int masked_steps(const dhp_fwd_params *p, const dhp_fwd_list *list,
                                                    const query_tile *tile) {
   int steps[4];
-  part_of_tile(steps, p, list, tile, DHP_TILE_OF_STEPS);
+  words_of_tile(steps, p, list, tile, DHP_TILE_OF_STEPS);
   return steps[0] - steps_before(p, list, tile);
 }
 static __device__ __forceinline__ int plain_end(const dhp_fwd_params *p, const dhp_fwd_list *list,
                                                 const query_tile *tile) {
   int steps[4];
-  part_of_tile(steps, p, list, tile, DHP_TILE_OF_STEPS);
+  words_of_tile(steps, p, list, tile, DHP_TILE_OF_STEPS);
   return steps[1] - steps_before(p, list, tile);
 }
 
@@ -98,21 +98,21 @@ static __device__ __forceinline__ int plain_end(const dhp_fwd_params *p, const d
 static __device__ __forceinline__ int end_of_rows(const dhp_fwd_params *p, const dhp_fwd_list *list,
                                                   const query_tile *tile) {
   int rows[4];
-  part_of_tile(rows, p, list, tile, DHP_TILE_OF_ROWS);
+  words_of_tile(rows, p, list, tile, DHP_TILE_OF_ROWS);
   return rows[1];
 }
 
 static __device__ __forceinline__ int first_row(const dhp_fwd_params *p, const dhp_fwd_list *list,
                                                 const query_tile *tile) {
   int rows[4];
-  part_of_tile(rows, p, list, tile, DHP_TILE_OF_ROWS);
+  words_of_tile(rows, p, list, tile, DHP_TILE_OF_ROWS);
   return rows[0];
 }
 
 static __device__ __forceinline__ int is_bad(const dhp_fwd_params *p, const dhp_fwd_list *list,
                                              const query_tile *tile) {
   int steps[4];
-  part_of_tile(steps, p, list, tile, DHP_TILE_OF_STEPS);
+  words_of_tile(steps, p, list, tile, DHP_TILE_OF_STEPS);
   return steps[2];
 }
 
@@ -120,7 +120,7 @@ static __device__ __forceinline__ int is_bad(const dhp_fwd_params *p, const dhp_
 static __device__ __forceinline__ int is_of_none(const dhp_fwd_params *p, const dhp_fwd_list *list,
                                                  const query_tile *tile) {
   int steps[4];
-  part_of_tile(steps, p, list, tile, DHP_TILE_OF_STEPS);
+  words_of_tile(steps, p, list, tile, DHP_TILE_OF_STEPS);
   return steps[3];
 }
 
@@ -136,9 +136,9 @@ static __device__ __forceinline__ query_row row_of_thread(const dhp_fwd_params *
                                                           const query_tile *tile, int group, int first, int r) {
   const int of_group = first + 8 * r, in_tile = (group << p->log2_rows) + (of_group & ((1 << p->log2_rows) - 1));
   int loads[4], rows[4], steps[4];
-  part_of_tile(loads, p, list, tile, DHP_TILE_OF_LOADS);
-  part_of_tile(rows, p, list, tile, DHP_TILE_OF_ROWS);
-  part_of_tile(steps, p, list, tile, DHP_TILE_OF_STEPS);
+  words_of_tile(loads, p, list, tile, DHP_TILE_OF_LOADS);
+  words_of_tile(rows, p, list, tile, DHP_TILE_OF_ROWS);
+  words_of_tile(steps, p, list, tile, DHP_TILE_OF_STEPS);
   query_row row;
   row.head = of_group >> p->log2_rows;
   row.row = rows[0] + in_tile;
