@@ -22,6 +22,9 @@ DHP_PTX uint32_t shared_address(const void *pointer) { return (uint32_t)__cvta_g
 /* The warp's index in its CTA, in a form the compiler knows to be the same in all lanes. */
 DHP_PTX int warp_index(void) { return __shfl_sync(0xffffffffu, (int)threadIdx.x >> 5, 0); }
 
+/* Whether x is not 0 in any lane: the same in all of them, which the compiler knows. */
+DHP_PTX int any_lane(int x) { return __any_sync(FULL_MASK, x); }
+
 /* ---- mbarrier (9.7.13.15) -------------------------------------------------------------------------------------- */
 
 DHP_PTX void mbarrier_init(uint32_t barrier, int arrivals) {

@@ -20,7 +20,7 @@ void complete_if_due(int index) {
   if (barrier.pending != 0 || barrier.bytes != 0) return;
   for (int i = 0; barrier.phase > 0 && i < warp_count(); i++) {
     const Warp &w = warps[(size_t)i];
-    if (!model::waits_for(i, index) || w.timed_out) continue;
+    if (!model::waits_for(i, index) || w.timed_out()) continue;
     require(w.seen[index] >= barrier.phase &&
                 w.wait_began[index][(size_t)barrier.phase - 1] <= barrier.clock[(size_t)i],
             "a phase may end before a warp has seen the one before");
@@ -58,7 +58,7 @@ void mbarrier_arrive(uint32_t address, uint32_t bytes) {
   const int index = mbarrier_at(address);
   Mbarrier &barrier = mbarriers[(size_t)index];
   require(w.awaited_launches, "an arrival before the launches before have ended");
-  require(!w.timed_out, "a warp that timed out arrives at an mbarrier");
+  require(!w.timed_out(), "a warp that timed out arrives at an mbarrier");
   require(w.seen[index] == barrier.phase, "an arrival in a phase before the end of the last has been seen");
   require(!(barrier.arrived >> current & 1), "two arrivals of a warp in one phase");
   require(barrier.pending > 0, "more arrivals than expected");
@@ -76,8 +76,7 @@ void mbarrier_arrive(uint32_t address, uint32_t bytes) {
 static bool begin_wait(int index, uint32_t parity, bool is_extra) {
   Warp &w = self();
   const int phase = (int)w.wait_began[index].size();
-  if (layout.waits_for_nothing && parity != ((unsigned)phase & 1)) return false;
-  require(parity == ((unsigned)phase & 1), "a wait for the wrong parity");
+  if (parity != ((unsigned)phase & 1)) return false;
   w.phase_awaited = phase + 1;
   tick();
   if (!is_extra) w.wait_began[index].push_back(w.clock[(size_t)current]);
@@ -96,21 +95,28 @@ static bool try_once(int index, uint32_t parity, bool may_give_up) {
 }
 
 /* The warp knows that the phase came, or that it has waited in vain. */
-static void end_wait(int index, bool came) {
+static void end_wait(int index, bool came, bool at_length) {
   Warp &w = self();
-  w.timed_out |= !came;
-  if (w.timed_out) return;
+  if (at_length) w.late &= ~(1u << index);
+  if (!came && at_length) w.gave_up = true;
+  if (!came && !at_length) w.late |= 1u << index;
+  if (!came || w.gave_up) return;
   const int phase = mbarriers[(size_t)index].phase;
-  require(phase == w.phase_awaited, "a wait ends in another phase");
+  require(w.timed_out() || phase == w.phase_awaited, "a wait ends in another phase");
   w.seen[index] = phase;
   if (layout.mbarriers_order) join(w.clock, mbarriers[(size_t)index].ended);
 }
 
-bool mbarrier_wait(uint32_t address, uint32_t parity, bool at_start) {
+/* At length: at the start, or again where a wait was too short. */
+bool mbarrier_wait(uint32_t address, uint32_t parity, bool at_length) {
   const int index = mbarrier_at(address);
-  if (!begin_wait(index, parity, at_start && model::waits_twice(index))) return true;
+  Warp &w = self();
+  if (at_length && (w.late >> index & 1))
+    w.phase_awaited = (int)w.wait_began[index].size();
+  else if (!begin_wait(index, parity, at_length && model::waits_twice(index)))
+    return true;
   const bool came = try_once(index, parity, time_outs && one_in(50));
-  end_wait(index, came);
+  end_wait(index, came, at_length);
   return came;
 }
 
@@ -134,8 +140,8 @@ bool mbarrier_try(uint32_t address, uint32_t parity, bool came_before) {
   if (tries.for_nothing) return tries.came = true;
   const bool counts_last = tries.made == TRIES - 1;
   const bool came = try_once(index, parity, counts_last ? time_outs && one_in(50) : one_in(2));
-  require(came || !tries.came || self().timed_out, "a phase ends between two tries of a wait for the one before");
-  if ((came && !tries.came) || (counts_last && !came)) end_wait(index, came);
+  require(came || !tries.came || self().timed_out(), "a phase ends between two tries of a wait for the one before");
+  if ((came && !tries.came) || (counts_last && !came)) end_wait(index, came, false);
   return tries.came = came;
 }
 
@@ -174,13 +180,13 @@ void load(uint32_t destination, uint32_t barrier, const Tile &tile) {
   const auto box = std::find_if(boxes.begin(), boxes.end(), [=](const Box &b) { return b.start == destination; });
   require(box != boxes.end(), "a load to where no box begins");
   require(w.awaited_launches, "a load before the launches before have ended");
-  require(!w.timed_out, "a warp that timed out asks for a tile");
+  require(!w.timed_out(), "a warp that timed out asks for a tile");
   require(mbarriers[(size_t)index].arrived >> current & 1, "a load without its arrival in this phase");
   require(!box->under_way && (box->barrier < 0 || w.seen[box->barrier] > box->phase),
           "a load over one that has not been seen to arrive");
   for (int i = 0; i < warp_count(); i++) {
     const size_t reader = (size_t)i;
-    require(box->reads[reader] == 0 || warps[reader].timed_out, "a load over a tile that is being read");
+    require(box->reads[reader] == 0 || warps[reader].timed_out(), "a load over a tile that is being read");
     require(box->read[reader] <= w.clock[reader], "a load that does not come after the last read");
   }
   box->holds = tile;

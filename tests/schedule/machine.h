@@ -92,7 +92,9 @@ struct Tries {
 struct Warp {
   ucontext_t context;
   std::unique_ptr<char[]> stack;
-  bool ended, awaited_launches, timed_out;
+  bool ended, awaited_launches;
+  bool gave_up;                      /* it has waited at length, in vain */
+  uint32_t late;                     /* bit by mbarrier: its wait there timed out, and may be made again, at length */
   int at_named_barrier, at_mbarrier; /* where it waits; -1: nowhere */
   uint32_t parity;                   /* that it waits for at an mbarrier */
   bool gives_up;                     /* the next time it has a turn, if the phase has not come */
@@ -103,6 +105,7 @@ struct Warp {
   int seen[MAX_WARPS];                    /* phases of each mbarrier that it has seen completed */
   int phase_awaited;                      /* how many will be complete when its wait, of whatever tries, ends */
   Tries tries;
+  bool timed_out() const { return gave_up || late; }
   Group open;
   std::vector<Group> pending;
 };

@@ -30,7 +30,7 @@ static Box &box_at(uint32_t address, const Tile &tile) {
   const Warp &w = self();
   const int later = box->barrier < 0 ? -1 : w.seen[box->barrier] - (box->phase + 1); /* phases that were seen since */
   const bool has_arrived = !box->under_way && (box->stays ? later >= 0 : later == 0);
-  require(w.timed_out || (has_arrived && box->holds == tile), "a read of a tile that is wrong or not there");
+  require(w.timed_out() || (has_arrived && box->holds == tile), "a read of a tile that is wrong or not there");
   return *box;
 }
 
@@ -49,7 +49,7 @@ void read(uint32_t address, const Tile &tile) {
 void read_at_once(uint32_t address, const Tile &tile) {
   Box &box = box_at(address, tile);
   tick();
-  if (!self().timed_out) box.read[(size_t)current] = self().clock[(size_t)current];
+  if (!self().timed_out()) box.read[(size_t)current] = self().clock[(size_t)current];
 }
 
 /* ---- areas ----------------------------------------------------------------------------------------------------- */
@@ -168,7 +168,7 @@ void await_products(int pending) {
   while ((int)w.pending.size() > pending) {
     for (Box *box : w.pending.front().reads) {
       box->reads[(size_t)current]--;
-      if (!w.timed_out) box->read[(size_t)current] = w.clock[(size_t)current];
+      if (!w.timed_out()) box->read[(size_t)current] = w.clock[(size_t)current];
     }
     for (Area *area : w.pending.front().areas) {
       area->reads[(size_t)current]--;

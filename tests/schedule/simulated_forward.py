@@ -52,7 +52,10 @@ MUTATIONS = (
     Mutation("asked_for_while_products_read", (("if (ASKS_EARLY) { wgmma_wait(0);", "if (ASKS_EARLY) {"),)),
     Mutation(
         "q_held_before_it_has_come",
-        (("arrived &= mbarrier_wait(q_full,", "TAKE_QUERIES(); arrived &= mbarrier_wait(q_full,"),),
+        (
+            ("if (SEAMLESS) t += LATE_QUERIES(ASKED_QUERIES);", ""),
+            ("if (!SEAMLESS) t += LATE_QUERIES(now.key_tiles > 0);", ""),
+        ),
     ),
     Mutation(
         "q_asked_for_before_its_place_is_free",
@@ -81,6 +84,15 @@ MUTATIONS = (
         time_outs=True,
     ),
     Mutation("loads_own_after_a_time_out", (("load_own_pair(arrived,", "load_own_pair(1,"),), time_outs=True),
+    Mutation("late_pairs_not_awaited_again", (("else if (t >= LATE) { AWAIT_LATE_PAIR();", "else if (t >= LATE) { t &= LATE - 1;"),), time_outs=True),
+    Mutation(
+        "late_queries_not_awaited_again",
+        (
+            ("if (SEAMLESS) AWAIT_LATE_QUERIES(ASKED_QUERIES);", ""),
+            ("break; AWAIT_LATE_QUERIES(1);", "break;"),
+        ),
+        time_outs=True,
+    ),
     Mutation("rows_not_poisoned", (("poison = arrived && !IS_BAD(now) ? 0.f : NAN", "poison = 0.f"),), time_outs=True),
     Mutation(
         "o_stored_into_the_next_query_tile",
@@ -114,7 +126,7 @@ MUTATIONS = (
     Mutation("o_goes_on_in_the_next_query_tile", (("TILE_K, t > 1,", "TILE_K, t > 1 || nth > 1,"),)),
     Mutation(
         "no_turn_between_query_tiles",
-        ((f"AWAIT_QUERIES(); {BETWEEN}", f"AWAIT_QUERIES(); {NO_TURN}"),),
+        ((f"BEGIN_QUERIES(); {BETWEEN}", f"BEGIN_QUERIES(); {NO_TURN}"),),
     ),
 )
 

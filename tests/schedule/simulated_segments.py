@@ -19,7 +19,7 @@ OTHERS = "PART_OUT(), first);"
 
 OF_SEGMENTS = (
     Mutation("q_asked_for_again", (("JOINS_SEGMENTS && NEXT_SEGMENT() >= 0", "0"),)),
-    Mutation("q_awaited_again", ((GOES_ON, f"{GOES_ON} AWAIT_QUERIES();"),)),
+    Mutation("q_begun_again", ((GOES_ON, f"{GOES_ON} BEGIN_QUERIES();"),)),
     Mutation("the_last_segment_next", (("NTH_QUERY_TILE(nth, NEXT_SEGMENT());", "NTH_QUERY_TILE(nth, -1);"),)),
     Mutation("another_query_tile_next", (("nth += NEXT_SEGMENT() < 0;", "nth++;"),)),
     Mutation("the_same_query_tile_next", (("nth += NEXT_SEGMENT() < 0;", "nth += 0;"),)),

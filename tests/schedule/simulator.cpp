@@ -74,7 +74,8 @@ void warp_main() {
 
 void set_up_warp(Warp &w) {
   if (!w.stack) w.stack.reset(new char[STACK_BYTES]);
-  w.ended = w.awaited_launches = w.timed_out = w.gives_up = false;
+  w.ended = w.awaited_launches = w.gave_up = w.gives_up = false;
+  w.late = 0;
   w.at_named_barrier = w.at_mbarrier = -1;
   w.priority = (int)(rng() % 1000);
   w.meetings = 0;
@@ -213,7 +214,7 @@ int warp_count() { return layout.warps; }
 
 void await_launches_before() { self().awaited_launches = true; }
 
-bool has_timed_out() { return self().timed_out; }
+bool has_timed_out() { return self().timed_out(); }
 bool launches_have_ended() { return self().awaited_launches; }
 
 void meet_lanes() { self().meetings++; }

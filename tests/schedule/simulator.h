@@ -40,8 +40,7 @@ struct Layout {
   int warps = 0;
   uint32_t barriers = 0; /* shared address of the first mbarrier */
   int mbarriers = 0;
-  bool waits_for_nothing = false; /* a warp may wait for a phase that it has seen, or for the one before the first */
-  bool mbarriers_order = false;   /* what came before the arrivals of a phase comes before what follows a wait for it */
+  bool mbarriers_order = false; /* what came before the arrivals of a phase comes before what follows a wait for it */
   std::vector<Boxes> boxes;
   std::vector<uint32_t> areas; /* shared addresses that begin what one warp writes, for products or bulk sums to read */
 };
@@ -67,7 +66,7 @@ int warp_count();
 void await_launches_before();
 void mbarrier_init(uint32_t address, int arrivals);
 void mbarrier_arrive(uint32_t address, uint32_t bytes);
-bool mbarrier_wait(uint32_t address, uint32_t parity, bool at_start);
+bool mbarrier_wait(uint32_t address, uint32_t parity, bool at_length);
 bool mbarrier_try(uint32_t address, uint32_t parity, bool came_before); /* one of a wait that is spread out */
 void named_barrier(int id, int threads, bool wait);
 void load(uint32_t destination, uint32_t barrier, const Tile &tile);

@@ -174,14 +174,35 @@ dhp_attention_fwd(const __grid_constant__ CUtensorMap q_map, const __grid_consta
     load_pair(u >= load.loads_v && u - load.loads_v < now.key_tiles, &load, pairs_full, u, u, &now, &now);
   mbarrier_arrive_expect_tx(load.active && load.loads_v, pairs_full, 0);
 
+/*
+ * A tile may be later than a step can wait for, because others load more than there is time for. Then this warp leaves
+ * the loops over steps, by a step that there is not, awaits the tile at length, and goes on with them: a longer wait
+ * would cost every step what its tries take where the tile is there. `arrived` is LATE while every tile has come, and
+ * then 0: who has given up does not wait at length again.
+ */
+#define LATE (1 << 29) /* more than there are steps; two of them may be added to one */
+#define LATE_UNLESS(here) (any_lane(!(here)) ? arrived : 0)
+#define AWAIT_LATE(barrier, parity)                                                 \
+  do {                                                                              \
+    arrived = any_lane(!mbarrier_wait_long(barrier, parity, p.zero)) ? 0 : arrived; \
+    t &= LATE - 1;                                                                  \
+  } while (0)
+
+/* q's next phase if it is asked for, else the one before, which has ended. */
+#define PARITY_OF_QUERIES(asked) (q_parity ^ !(asked))
+#define LATE_QUERIES(asked) LATE_UNLESS(mbarrier_wait(q_full, PARITY_OF_QUERIES(asked), p.zero))
+#define AWAIT_LATE_QUERIES(asked) AWAIT_LATE(q_full, PARITY_OF_QUERIES(asked))
+#define AWAIT_LATE_PAIR() AWAIT_LATE(pairs_full + 8 * pair.index, pair.parity)
+
   float o[OUTPUTS], s[SCORES];
   uint32_t probabilities[SCORES / 2];
 #pragma unroll
   for (int i = 0; i < OUTPUTS; i++)
     o[i] = 0.f;
-  stage pair = {0, 0}; /* that the next step needs */
-  uint32_t q_parity = 0;
-  uint32_t arrived = mbarrier_wait_long(q_full, 0, p.zero) & mbarrier_wait_long(pairs_full, 0, p.zero);
+  stage pair = {0, 0};   /* that the next step needs */
+  uint32_t q_parity = 0; /* of q's next phase */
+  int arrived =
+      any_lane(!(mbarrier_wait_long(q_full, 0, p.zero) & mbarrier_wait_long(pairs_full, 0, p.zero))) ? 0 : LATE;
   give_turn(is_last_group, TURN); /* the first warpgroup's first turn */
 
   /*
@@ -277,14 +298,10 @@ dhp_attention_fwd(const __grid_constant__ CUtensorMap q_map, const __grid_consta
 #define AWAITS_EARLY (HEAD_DIM == 64 && WARPGROUPS > 1)
 #define BEGIN_WAIT() \
   const uint32_t there = AWAITS_EARLY ? mbarrier_wait_begin(pairs_full + 8 * pair.index, pair.parity, p.zero) : 0
-#define END_WAIT()                                                                                           \
-  do {                                                                                                       \
-    if (AWAITS_EARLY) arrived &= mbarrier_wait_end(pairs_full + 8 * pair.index, pair.parity, p.zero, there); \
-  } while (0)
-#define WAIT_AT_THE_END()                                                                          \
-  do {                                                                                             \
-    if (!AWAITS_EARLY) arrived &= mbarrier_wait(pairs_full + 8 * pair.index, pair.parity, p.zero); \
-  } while (0)
+#define END_WAIT() \
+  const uint32_t here = AWAITS_EARLY ? mbarrier_wait_end(pairs_full + 8 * pair.index, pair.parity, p.zero, there) : 0
+#define WAIT_AT_THE_END() \
+  t += LATE_UNLESS(AWAITS_EARLY ? here : mbarrier_wait(pairs_full + 8 * pair.index, pair.parity, p.zero))
 
 /* Softmax of S(t). */
 #define SOFTMAX(masked, LOAD)                                          \
@@ -335,6 +352,7 @@ dhp_attention_fwd(const __grid_constant__ CUtensorMap q_map, const __grid_consta
   stats.rescale[r] = SEES_NONE_OF(r, step) ? 1.f : stats.rescale[r]
 #define CLEAR_BEYOND()                                                                  \
   do {                                                                                  \
+    if (t >= LATE) AWAIT_LATE_PAIR();                                                   \
     clear_rows(base + SHARED_V + pair.index * KV_BYTES, keys_of_first(&p, &list, &now), \
                (int)threadIdx.x & (WARPGROUP_THREADS - 1));                             \
     fence_async_shared();                                                               \
@@ -371,26 +389,26 @@ dhp_attention_fwd(const __grid_constant__ CUtensorMap q_map, const __grid_consta
 #else
 #define TAKE_QUERIES()
 #endif
-#define AWAIT_QUERIES()                                 \
-  do {                                                  \
-    arrived &= mbarrier_wait(q_full, q_parity, p.zero); \
-    q_parity ^= 1;                                      \
-    TAKE_QUERIES();                                     \
+#define BEGIN_QUERIES() \
+  do {                  \
+    q_parity ^= 1;      \
+    TAKE_QUERIES();     \
   } while (0)
-#define ASK_QUERIES()                                                                                                \
-  load_queries(loads_q && arrived && next.key_tiles > 0 && !(JOINS_SEGMENTS && NEXT_SEGMENT() >= 0), &q_map, q_rows, \
-               q_full, FIRST_ROW(next) + (group << p.log2_rows), HEAD_OF(next), BATCH_OF(next))
+#define ASKED_QUERIES (next.key_tiles > 0 && !(JOINS_SEGMENTS && NEXT_SEGMENT() >= 0))
+#define ASK_QUERIES()                                                                                                 \
+  load_queries(loads_q && arrived && ASKED_QUERIES, &q_map, q_rows, q_full, FIRST_ROW(next) + (group << p.log2_rows), \
+               HEAD_OF(next), BATCH_OF(next))
 
 /*
  * In step 0, once its products have been issued: the next segment or query tile, and what could not be asked for
  * without it.
  */
-#define LOOK_AHEAD()                                                        \
-  do {                                                                      \
-    nth += NEXT_SEGMENT() < 0;                                              \
-    next = NTH_QUERY_TILE(nth, NEXT_SEGMENT());                             \
-    if (SEAMLESS) ASK_QUERIES();                                            \
-    load_skipped((int)arrived, &load, pairs_full, pair.index, &now, &next); \
+#define LOOK_AHEAD()                                                   \
+  do {                                                                 \
+    nth += NEXT_SEGMENT() < 0;                                         \
+    next = NTH_QUERY_TILE(nth, NEXT_SEGMENT());                        \
+    if (SEAMLESS) ASK_QUERIES();                                       \
+    load_skipped(arrived, &load, pairs_full, pair.index, &now, &next); \
   } while (0)
 
 #define IS_PART() (IS_SPLIT | (!JOINS_SEGMENTS & (NEXT_SEGMENT() >= 0)))
@@ -438,7 +456,7 @@ dhp_attention_fwd(const __grid_constant__ CUtensorMap q_map, const __grid_consta
   factor[r] = dhp_ct_reciprocal(stats.sum[r]) + poison
 
 /* Rows again, where they are stored, unless they have been kept: meanwhile their registers serve others. */
-#define KEEPS_ROWS (HEAD_DIM > 128 || (HEAD_DIM == 64 && WARPGROUPS == 1))
+#define KEEPS_ROWS (HEAD_DIM > 128 ? !FORM : HEAD_DIM == 128 ? WARPGROUPS > 1 : WARPGROUPS == 1)
 #define SET_STORED(tile)                \
   query_row stored[THREAD_ROWS];        \
   const int row_end = ROW_END(tile);    \
@@ -492,7 +510,7 @@ dhp_attention_fwd(const __grid_constant__ CUtensorMap q_map, const __grid_consta
  */
 #define GO_ON_TO_QUERY_TILE()                   \
   do {                                          \
-    AWAIT_QUERIES();                            \
+    BEGIN_QUERIES();                            \
     JOIN_STEPS();                               \
     SUM_QUADS();                                \
     SET_FACTORS();                              \
@@ -591,17 +609,17 @@ dhp_attention_fwd(const __grid_constant__ CUtensorMap q_map, const __grid_consta
 
   /* One segment after another, of one query tile after another; if SEAMLESS, all of them in the inner loop. */
 #pragma unroll 1
-  do {
+  for (;;) {
     query_tile next;
     query_row row[THREAD_ROWS];
     row_stats stats;
     float factor[THREAD_ROWS], poison; /* that makes O the output */
     fold_weights by[THREAD_ROWS];
-    int t; /* the step of this segment */
+    int t; /* the step of this segment; LATE more while its pair is late */
 
     /* Step 0, S(0) alone. */
     BEGIN_ROWS();
-    AWAIT_QUERIES();
+    BEGIN_QUERIES();
     take_turn(TURN + group);
     ISSUE_SCORES();
     give_turn(1, next_turn);
@@ -613,8 +631,9 @@ dhp_attention_fwd(const __grid_constant__ CUtensorMap q_map, const __grid_consta
     for (;;) {
       /* Steps 1 to key_tiles - 1. Most of them ask for this segment's own pairs only. A list's masks are in the last
        * ones, too. */
+      const int masked = min(MASKED_STEPS(), now.key_tiles);
 #pragma unroll 1
-      while (t < min(MASKED_STEPS(), now.key_tiles))
+      while (t < masked)
         RUN_STEP(1, LOAD_ANY);
       READ_PLAIN_END();
 #pragma unroll 1
@@ -623,10 +642,13 @@ dhp_attention_fwd(const __grid_constant__ CUtensorMap q_map, const __grid_consta
 #pragma unroll 1
       while (t < now.key_tiles)
         RUN_STEP(LISTED, LOAD_ANY);
-      const int goes_on = SEAMLESS & (next.key_tiles > 0); /* with && nvcc warns of code that is not reached */
-      if (goes_on & !IS_SPLIT & !RESUMES() & (NEXT_SEGMENT() < 0))
+      if (SEAMLESS) t += LATE_QUERIES(ASKED_QUERIES);
+      if (SEAMLESS & (t < LATE) & (next.key_tiles > 0) & !IS_SPLIT & !RESUMES() & (NEXT_SEGMENT() < 0))
         GO_ON_TO_QUERY_TILE();
-      else if (JOINS_SEGMENTS & (NEXT_SEGMENT() >= 0))
+      else if (t >= LATE) {
+        AWAIT_LATE_PAIR();
+        if (SEAMLESS) AWAIT_LATE_QUERIES(ASKED_QUERIES);
+      } else if (JOINS_SEGMENTS & (NEXT_SEGMENT() >= 0))
         GO_ON_TO_SEGMENT();
       else
         break;
@@ -640,6 +662,10 @@ dhp_attention_fwd(const __grid_constant__ CUtensorMap q_map, const __grid_consta
     else
       STOP_AS_LAST();
     now = next;
-  } while (now.key_tiles > 0);
+    if (!SEAMLESS) t += LATE_QUERIES(now.key_tiles > 0);
+    if ((t < LATE) & (now.key_tiles > 0)) continue;
+    if (now.key_tiles == 0) break;
+    AWAIT_LATE_QUERIES(1);
+  }
   if (SEAMLESS) end_together();
 }

@@ -172,8 +172,7 @@ sim::Layout model::begin(const std::vector<int> &lengths) {
 /* The first mbarriers are of one warpgroup's q each, the others of pairs, which all warps wait for. */
 bool model::waits_for(int warp, int mbarrier) { return mbarrier >= shape.warpgroups || group_of(warp) == mbarrier; }
 
-/* The first q is waited for at the start and in the first query tile. */
-bool model::waits_twice(int mbarrier) { return mbarrier < shape.warpgroups; }
+bool model::waits_twice(int) { return false; }
 
 void model::commit(int product, int steps) {
   const bool scores = product == SCORES_PRODUCT;

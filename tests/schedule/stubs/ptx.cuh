@@ -94,6 +94,7 @@ static inline void store_one(int go, float *to, float x) {
 static inline void store_four(int go, void *to, const uint32_t *x) {
   if (go) model::store_row(to, x);
 }
+static inline int any_lane(int x) { return x; } /* it is the same in all of them */
 static inline void end_together() { __syncthreads(); }
 
 static inline void wgmma_commit() { sim::commit_products(); }
