@@ -456,7 +456,7 @@ dhp_attention_fwd(const __grid_constant__ CUtensorMap q_map, const __grid_consta
   factor[r] = dhp_ct_reciprocal(stats.sum[r]) + poison
 
 /* Rows again, where they are stored, unless they have been kept: meanwhile their registers serve others. */
-#define KEEPS_ROWS (HEAD_DIM > 128 ? !FORM : HEAD_DIM == 128 ? WARPGROUPS > 1 : WARPGROUPS == 1)
+#define KEEPS_ROWS (HEAD_DIM > 128 ? !FORM : HEAD_DIM == 128 ? WARPGROUPS > 1 : WARPGROUPS == 1 || FORM)
 #define SET_STORED(tile)                \
   query_row stored[THREAD_ROWS];        \
   const int row_end = ROW_END(tile);    \
@@ -631,18 +631,17 @@ dhp_attention_fwd(const __grid_constant__ CUtensorMap q_map, const __grid_consta
     for (;;) {
       /* Steps 1 to key_tiles - 1. Most of them ask for this segment's own pairs only. A list's masks are in the last
        * ones, too. */
-      const int masked = min(MASKED_STEPS(), now.key_tiles);
 #pragma unroll 1
-      while (t < masked)
+      while (t < min(MASKED_STEPS(), now.key_tiles))
         RUN_STEP(1, LOAD_ANY);
       READ_PLAIN_END();
 #pragma unroll 1
       while (HAS_PLAIN_STEPS && t < PLAIN_END)
         RUN_STEP(0, LOAD_PLAIN);
+      if (SEAMLESS) t += LATE_QUERIES(ASKED_QUERIES);
 #pragma unroll 1
       while (t < now.key_tiles)
         RUN_STEP(LISTED, LOAD_ANY);
-      if (SEAMLESS) t += LATE_QUERIES(ASKED_QUERIES);
       if (SEAMLESS & (t < LATE) & (next.key_tiles > 0) & !IS_SPLIT & !RESUMES() & (NEXT_SEGMENT() < 0))
         GO_ON_TO_QUERY_TILE();
       else if (t >= LATE) {
