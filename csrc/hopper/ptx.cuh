@@ -232,6 +232,9 @@ DHP_PTX float load_shared_one(uint32_t from) {
   return x;
 }
 
+DHP_PTX void store_shared_two(uint32_t to, uint32_t x, uint32_t y) {
+  asm volatile("st.shared.v2.b32 [%0], {%1, %2};" ::"r"(to), "r"(x), "r"(y) : "memory");
+}
 DHP_PTX void store_shared_four(uint32_t to, const int32_t *x) {
   asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3])
                : "memory");
@@ -343,11 +346,15 @@ DHP_PTX void store_async_one(uint32_t to, uint32_t barrier, float x) {
                "f"(x)
                : "memory");
 }
-/* 8 bytes. */
-DHP_PTX void store_async_two(uint32_t to, uint32_t barrier, uint32_t x, uint32_t y) {
-  asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.b32 [%0], {%2, %3}, [%1];" ::"r"(to),
-               "r"(barrier), "r"(x), "r"(y)
-               : "memory");
+
+/* What lies in this CTA's shared memory, into that of any CTA of the cluster, as TMA copies; completes as many bytes on
+ * an mbarrier there (9.7.9.25.4.1). Multiples of 16. */
+DHP_PTX void copy_async(uint32_t to, uint32_t from, int bytes, uint32_t barrier) {
+  asm volatile(
+      "{.reg .pred one; elect.sync _|one, 0xffffffff;\n"
+      "@one cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];}" ::"r"(to),
+      "r"(from), "r"(bytes), "r"(barrier)
+      : "memory");
 }
 
 /* All threads of a cluster meet at a barrier in hardware. What they stored before need not be seen after it: a release

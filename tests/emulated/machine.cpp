@@ -37,7 +37,8 @@ struct Thread {
   long until_not;
   bool may_give_up, gives_up; /* a wait for a load that is lost */
   long clusters_met, clusters_awaited;
-  std::vector<Range> reads; /* that may still be under way */
+  std::vector<Range> reads;          /* that may still be under way */
+  std::vector<Range> writes, fenced; /* that TMA may not see yet: before a fence, and between that and a barrier */
 };
 
 /* Threads that meet again and again; what they bring stays until the meeting after the next. */
@@ -68,8 +69,7 @@ struct Load {
 struct Store {
   char *destination;
   Mbarrier *barrier;
-  int bytes;
-  uint32_t words[2];
+  std::vector<char> bytes;
 };
 
 struct Cta {
@@ -184,8 +184,8 @@ void deliver_store(std::deque<Store> &of_warp) {
   const auto which = of_warp.begin() + (ptrdiff_t)random_below(of_warp.size());
   const Store store = *which;
   of_warp.erase(which);
-  memcpy(store.destination, store.words, (size_t)store.bytes);
-  store.barrier->bytes -= store.bytes;
+  memcpy(store.destination, store.bytes.data(), store.bytes.size());
+  store.barrier->bytes -= (int64_t)store.bytes.size();
   complete(*store.barrier);
 }
 
@@ -225,6 +225,8 @@ void set_up(Thread &thread) {
   thread.awaited = nullptr;
   thread.clusters_met = thread.clusters_awaited = 0;
   thread.reads.clear();
+  thread.writes.clear();
+  thread.fenced.clear();
   getcontext(&thread.context);
   thread.context.uc_stack.ss_sp = thread.stack.get();
   thread.context.uc_stack.ss_size = STACK_BYTES;
@@ -377,17 +379,44 @@ void load_box(uint32_t destination, uint32_t barrier, const TensorMap &map, cons
   if (loads_asked++ != lost) cta().loads.push_back(load);
 }
 
-void store_async(uint32_t destination, uint32_t barrier, int bytes, const uint32_t *words) {
+bool meet(const Range &x, const Range &y) { return x.from < y.to && y.from < x.to; }
+
+void store_shared(uint32_t to, int bytes, const uint32_t *words) {
+  memcpy(shared(to, bytes), words, (size_t)bytes);
+  self().writes.push_back({to, to + (uint32_t)bytes});
+}
+
+void fence_async() {
+  Thread &thread = self();
+  thread.fenced.insert(thread.fenced.end(), thread.writes.begin(), thread.writes.end());
+  thread.writes.clear();
+}
+
+static void send(uint32_t destination, uint32_t barrier, int bytes, const void *from) {
   const uint32_t rank = destination >> RANK_SHIFT, offset = destination % (1u << RANK_SHIFT);
   require(rank != 0 && rank == barrier >> RANK_SHIFT, "a store into one CTA that tells another");
   Cta &to = ctas[rank - 1];
   require(&to == &cta() || self().clusters_awaited > 0, "a store into a CTA that may not have begun");
   require(to.threads_left > 0, "a store into a CTA that has ended");
   shared(offset, bytes);
+  const char *const first = static_cast<const char *>(from);
+  to.stores[(size_t)current / WARP].push_back(
+      {&to.memory[offset - SHARED_ADDRESS], &mbarrier_at(barrier), std::vector<char>(first, first + bytes)});
+}
+
+void store_async(uint32_t destination, uint32_t barrier, int bytes, const uint32_t *words) {
   exchange(0);
-  Store store = {&to.memory[offset - SHARED_ADDRESS], &mbarrier_at(barrier), bytes, {}};
-  memcpy(store.words, words, (size_t)bytes);
-  to.stores[(size_t)current / WARP].push_back(store);
+  send(destination, barrier, bytes, words);
+}
+
+void copy_async(uint32_t destination, uint32_t from, int bytes, uint32_t barrier) {
+  const Range source = {from, from + (uint32_t)bytes};
+  const int first = current / of_cta * of_cta;
+  for (int i = first; i < first + of_cta; i++)
+    for (const std::vector<Range> *writes : {&threads[(size_t)i].writes, &threads[(size_t)i].fenced})
+      for (const Range &write : *writes)
+        require(!meet(write, source), "a copy of what TMA may not see yet");
+  send(destination, barrier, bytes, shared(from, bytes));
 }
 
 /* ---- barriers ---------------------------------------------------------------------------------------------------- */
@@ -413,7 +442,7 @@ int64_t under_way(const Mbarrier &to) {
     if (load.barrier == &to) bytes += bytes_of(load.map);
   for (const std::deque<Store> &of_warp : cta().stores)
     for (const Store &store : of_warp)
-      if (store.barrier == &to) bytes += store.bytes;
+      if (store.barrier == &to) bytes += (int64_t)store.bytes.size();
   return bytes;
 }
 
@@ -446,6 +475,7 @@ bool mbarrier_await(uint32_t barrier, uint32_t parity) {
 void named_barrier(int id, int count, bool wait) {
   require(id >= 0 && id < NAMED_BARRIERS, "no such named barrier");
   self().reads.clear();
+  self().fenced.clear();
   NamedBarrier &barrier = cta().named_barriers[id];
   require(barrier.arrived == 0 || barrier.threads == count, "a named barrier is met by two numbers of threads");
   barrier.threads = count;

@@ -80,8 +80,14 @@ bool elect();
 const uint64_t *exchange(uint64_t value);
 
 void load_box(uint32_t destination, uint32_t barrier, const TensorMap &map, const int *corner);
-/* By all lanes: 4 or 8 bytes into a CTA of the cluster, which has the mbarrier, too. */
+/* Of this thread, into this CTA's shared memory. Before the bytes may be copied, it has to pass a fence, and then a
+ * barrier. */
+void store_shared(uint32_t to, int bytes, const uint32_t *words);
+void fence_async();
+/* By all lanes: 4 bytes into a CTA of the cluster, which has the mbarrier, too. */
 void store_async(uint32_t destination, uint32_t barrier, int bytes, const uint32_t *words);
+/* The same of what lies in this CTA's shared memory. */
+void copy_async(uint32_t destination, uint32_t from, int bytes, uint32_t barrier);
 
 /* ---- products.cpp ----------------------------------------------------------------------------------------------- */
 

@@ -165,8 +165,8 @@ MISTAKES: dict[str, Substitution] = {
     "strips_not_awaited": ("mbarrier_wait(group_full(base, min(first + GROUP, u.tiles - 1)), 0, p.zero)", "1"),
     "loads_over_what_is_read": ("barrier_sync(1, FINISHED", "barrier_sync(0, FINISHED"),
     "loads_over_k_that_is_read": (
-        "bar_sync(1, HAS_READ + warp, 32);",
-        "__syncwarp(); bar_sync(0, HAS_READ + warp, 32);",
+        "hand_to_tma(warp); if (nth",
+        "__syncwarp(); if (nth",
     ),
     "not_poisoned": ("dhp_ct_reciprocal(sum) + poison", "dhp_ct_reciprocal(sum)"),
     "probabilities_before_all_have_told_the_highest": (
@@ -182,11 +182,18 @@ MISTAKES: dict[str, Substitution] = {
     ),
     "ends_before_what_nobody_needs": ("for (first = (u.tiles + GROUP - 1)", "for (first = (TILES + GROUP - 1)"),
     "poison_before_all_have_told": ("mbarrier_wait_long(base + SHARED_BARRIERS + POISON_FULL, 0, p.zero)", "1"),
-    "fewer_bytes_than_come": ("GROUP * (P_BYTES + LANES_BYTES)", "GROUP * P_BYTES"),
+    "fewer_bytes_than_come": ("i * WARPS + warp)) * SHARE_BYTES", "i * WARPS + warp)) * P_BYTES"),
     "tells_another_group": (
-        "address_in_cta(group_full(base, tile), rank)",
-        "address_in_cta(group_full(base, 0), rank)",
+        "address_in_cta(full, rank));\n  }",
+        "address_in_cta(group_full(base, 0), rank)); }",
     ),
+    "copied_before_the_fence": ("hand_to_tma(warp); mbarrier", "bar_sync(1, WITH_ITSELF + warp, 32); mbarrier"),
+    "copied_before_the_warp_has_met": (
+        "hand_to_tma(warp); mbarrier",
+        "fence_async_shared(); (void)warp; mbarrier",
+    ),
+    "own_share_not_told": ("mbarrier_arrive_expect_tx(1, full, 0);", ""),
+    "own_share_expected_of_others": ("? GROUP / CLUSTER :", "? GROUP / CLUSTER - 1 :"),
 }
 
 

@@ -56,7 +56,7 @@ extern "C" __global__ void __cluster_dims__(HEAD_DIM / DHP_DECODE_STRIP, 1, 1)
   await_launches_before();
   begin_launches_after();
   load_keys(1, 0, &u, warp, &k_map, base); /* a warp's mbarriers of k are its own: it has met with itself */
-  expect_shares(base, warp);
+  expect_shares(base, &u, warp);
   __syncthreads();
   cluster_arrive(); /* this CTA has begun: its shared memory can be written to */
 
@@ -77,7 +77,7 @@ extern "C" __global__ void __cluster_dims__(HEAD_DIM / DHP_DECODE_STRIP, 1, 1)
         of_tile[i] = 0.f;
       arrived &= nth == 0 ? mbarrier_wait_long(k_full, 0, p.zero) : mbarrier_wait(k_full + 8 * nth, 0, p.zero);
       multiply_keys(of_tile, q + nth % BOXES * 8, base + SHARED_BOXES + warp * BOX_BYTES, lane);
-      has_read(warp);
+      hand_to_tma(warp);
       if (nth + 1 < K_LOADS)
         load_keys((int)arrived, nth + 1, &u, warp, &k_map, base);
       else
@@ -108,7 +108,7 @@ extern "C" __global__ void __cluster_dims__(HEAD_DIM / DHP_DECODE_STRIP, 1, 1)
     softmax_shift(s[nth], &stats, &scale, &p, 0, 0, 0);
     softmax_exponentials(s[nth], &stats, &scale);
     pack_probabilities(probabilities, s[nth]);
-    tell_probabilities(base, tile, probabilities, stats.rescale[0], stats.sum[0], lane);
+    tell_probabilities(base, &u, tile, warp, probabilities, stats.rescale[0], stats.sum[0], lane);
   }
   cluster_arrive();
   cluster_wait();

@@ -24,7 +24,7 @@ enum {
   OUTPUT_WARPS = DHP_DECODE_STRIP / 8,        /* warps that multiply P and v, eight columns each: the first ones */
   LOADER = OUTPUT_WARPS,                      /* the warp that asks for strips of v meanwhile */
   GROUP_THREADS = (OUTPUT_WARPS + 1) * 32,    /* that meet where a group's places become free */
-  HAS_READ = FINISHED + STAGES,               /* + warp: a named barrier of its own */
+  WITH_ITSELF = FINISHED + STAGES,            /* + warp: a named barrier of its own */
   TOP_COPIES = CLUSTER < 4 ? 4 / CLUSTER : 1, /* of a tile's highest scores that a CTA gets */
   SCORES = TILE_K / 2,                        /* floats of S a thread holds, of one tile; half of them are used */
   THREAD_ROWS = 1,                            /* rows that a thread computes, of the two that mma gives it */
@@ -38,15 +38,15 @@ enum {
   STRIPS_PER_BOX = BOX_BYTES / STRIP_BYTES,
   STEP_BYTES = 32 * 8,          /* of packed probabilities: two words a lane */
   P_BYTES = STEPS * STEP_BYTES, /* of a tile */
-  LANES_BYTES = 32 * 8          /* of a tile: two floats a lane, what rescales the sums before, and its own sum */
+  LANES_BYTES = 32 * 8,         /* of a tile: two floats a lane, what rescales the sums before, and its own sum */
+  SHARE_BYTES = P_BYTES + LANES_BYTES
 };
 
 enum {                   /* byte offsets from the 1024-aligned start */
        SHARED_BOXES = 0, /* of each warp a box of k, later two strips of v */
-       SHARED_P = SHARED_BOXES + WARPS * BOX_BYTES,
-       SHARED_LANES = SHARED_P + TILES * P_BYTES,
-       SHARED_TOPS = SHARED_LANES + TILES * LANES_BYTES, /* of each tile the highest score of each row */
-       SHARED_POISON = SHARED_TOPS + TILES * ROWS * 4,   /* of each warp of the cluster: NaN if it waited in vain */
+       SHARED_SHARES = SHARED_BOXES + WARPS * BOX_BYTES,
+       SHARED_TOPS = SHARED_SHARES + TILES * SHARE_BYTES, /* of each tile the highest score of each row */
+       SHARED_POISON = SHARED_TOPS + TILES * ROWS * 4,    /* of each warp of the cluster: NaN if it waited in vain */
        SHARED_BARRIERS = SHARED_POISON + CLUSTER * WARPS * 4
 };
 
@@ -63,8 +63,10 @@ static_assert(DHP_DECODE_ALIGN + SHARED_BARRIERS + BARRIER_BYTES ==
               "the host and the kernel disagree on the shared memory plan");
 static_assert(TILES >= SEGMENT_TILES && ROWS == DHP_DECODE_ROWS, "or on what a cluster has room for");
 static_assert(STAGES * GROUP == WARPS * STRIPS_PER_BOX, "strips of v take the places of k");
-static_assert(HAS_READ + WARPS <= 16, "named barriers");
+static_assert(WITH_ITSELF + WARPS <= 16, "named barriers");
 static_assert(GROUPS % WARPS == 0, "each warp prepares as many");
+static_assert(GROUP % CLUSTER == 0 || CLUSTER % GROUP == 0, "whose tiles a group's are");
+static_assert(SHARED_SHARES % 16 == 0 && SHARE_BYTES % 16 == 0, "what TMA copies");
 static_assert(WARPS > LOADER && WARPS * STRIPS_PER_BOX % GROUP == 0, "a group's places are those of whole warps");
 
 #endif

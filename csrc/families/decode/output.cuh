@@ -38,18 +38,18 @@ typedef struct operands {
  */
 static __device__ __forceinline__ void fetch(operands *x, int tile, uint32_t base, int warp, int lane) {
   const uint32_t v = strip_of(base, tile) + lane * STRIP_ROW_BYTES + 16 * (warp ^ lane / 2 % 4);
-  const uint32_t of_lane = base + lane * 8;
+  const uint32_t of_lane = share_of(base, tile) + lane * 8;
 #pragma unroll
   for (int step = 0; step + 1 < STEPS; step += 2)
     load_matrices_transposed(x->v + 2 * step, v + step * 16 * STRIP_ROW_BYTES);
   if (STEPS % 2) load_two_matrices_transposed(x->v + 2 * (STEPS - 1), v + (STEPS - 1) * 16 * STRIP_ROW_BYTES);
 #pragma unroll
   for (int step = 0; step < STEPS; step++) {
-    const float2 two = load_shared_two(of_lane + SHARED_P + tile * P_BYTES + step * STEP_BYTES);
+    const float2 two = load_shared_two(of_lane + step * STEP_BYTES);
     x->p[2 * step] = __float_as_uint(two.x);
     x->p[2 * step + 1] = __float_as_uint(two.y);
   }
-  x->lane = load_shared_two(of_lane + SHARED_LANES + tile * LANES_BYTES);
+  x->lane = load_shared_two(of_lane + P_BYTES);
 }
 
 /* O and sum move on by a tile; if there is none, they stay as they are. */

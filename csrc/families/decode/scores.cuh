@@ -32,15 +32,6 @@ static __device__ __forceinline__ void hold_queries(uint32_t *q, const dhp_decod
   }
 }
 
-/*
- * What this warp asked of shared memory has been read, and TMA may write there. __syncwarp is nothing to ptxas: a load
- * that follows it is issued while ldmatrix is under way, and where k is in L2 already it overtakes what waits its turn.
- */
-static __device__ __forceinline__ void has_read(int warp) {
-  fence_async_shared();
-  bar_sync(1, HAS_READ + warp, 32);
-}
-
 enum { BLOCKS = TILE_K / 8 /* of eight keys */ };
 
 /* S += q k^T over the 64 columns of one box, 16 at a time in ascending order; q from these columns on. */

@@ -9,6 +9,11 @@
 
 #include "unit.cuh"
 
+/* How many tiles of a group this CTA computes the probabilities of. */
+static __device__ __forceinline__ int own_tiles(const unit *u, int group) {
+  return CLUSTER <= GROUP ? GROUP / CLUSTER : group % (CLUSTER / GROUP) == u->rank / GROUP;
+}
+
 /* The mbarriers, each by one warp. The strips of v that come first are asked for by several warps a group, later ones
  * by one, if there are any; and of every group a warp tells beforehand how many bytes of P will come. */
 static __device__ __forceinline__ void init_barriers(uint32_t base, const unit *u, int warp) {
@@ -20,7 +25,7 @@ static __device__ __forceinline__ void init_barriers(uint32_t base, const unit *
   for (int i = 0; i < GROUPS / WARPS; i++) {
     const int group = i * WARPS + warp;
     mbarrier_init(barriers + GROUP_FULL + 8 * group,
-                  (group < STAGES ? GROUP / STRIPS_PER_BOX : group * GROUP < u->tiles) + 1);
+                  (group < STAGES ? GROUP / STRIPS_PER_BOX : group * GROUP < u->tiles) + 1 + own_tiles(u, group));
   }
   mbarrier_init_by(warp == 0, barriers + TOPS_FULL, 1);
   mbarrier_init_by(warp == 1, barriers + POISON_FULL, 1);
@@ -29,11 +34,12 @@ static __device__ __forceinline__ void init_barriers(uint32_t base, const unit *
 }
 
 /* How many bytes the CTAs of the cluster will store here: of tiles that there are not, too. */
-static __device__ __forceinline__ void expect_shares(uint32_t base, int warp) {
+static __device__ __forceinline__ void expect_shares(uint32_t base, const unit *u, int warp) {
   const uint32_t barriers = base + SHARED_BARRIERS;
 #pragma unroll
   for (int i = 0; i < GROUPS / WARPS; i++)
-    mbarrier_arrive_expect_tx(1, barriers + GROUP_FULL + 8 * (i * WARPS + warp), GROUP * (P_BYTES + LANES_BYTES));
+    mbarrier_arrive_expect_tx(1, barriers + GROUP_FULL + 8 * (i * WARPS + warp),
+                              (GROUP - own_tiles(u, i * WARPS + warp)) * SHARE_BYTES);
   mbarrier_arrive_expect_tx(warp == 0, barriers + TOPS_FULL, TILES * ROWS * 4 * TOP_COPIES);
   mbarrier_arrive_expect_tx(warp == 1, barriers + POISON_FULL, WARPS * 32 * 4);
 }
@@ -62,17 +68,34 @@ static __device__ __forceinline__ float top_before(uint32_t base, int tile, floa
   return fmaxf(top, __shfl_xor_sync(FULL_MASK, top, 2));
 }
 
-/* Packed probabilities of a tile, and of this thread's row and columns what rescales the sums before, and its sum. */
-static __device__ __forceinline__ void tell_probabilities(uint32_t base, int tile, const uint32_t *probabilities,
-                                                          float rescale, float sum, int lane) {
+/*
+ * What this warp asked of its places in shared memory has been done, and TMA may write and read there. __syncwarp is
+ * nothing to ptxas: a load that follows it is issued while ldmatrix is under way, and where k is in L2 already it
+ * overtakes what waits its turn.
+ */
+static __device__ __forceinline__ void hand_to_tma(int warp) {
+  fence_async_shared();
+  bar_sync(1, WITH_ITSELF + warp, 32);
+}
+
+/*
+ * Packed probabilities of a tile, and of this thread's row and columns what rescales the sums before, and its sum: into
+ * the tile's place in this CTA, and from there into that of every other one.
+ */
+static __device__ __forceinline__ void tell_probabilities(uint32_t base, const unit *u, int tile, int warp,
+                                                          const uint32_t *probabilities, float rescale, float sum,
+                                                          int lane) {
+  const uint32_t share = share_of(base, tile), of_lane = share + lane * 8, full = group_full(base, tile);
 #pragma unroll
-  for (int rank = 0; rank < CLUSTER; rank++) {
-    const uint32_t there = address_in_cta(base, rank) + lane * 8, full = address_in_cta(group_full(base, tile), rank);
+  for (int step = 0; step < STEPS; step++) /* the words between are of rows that are not used */
+    store_shared_two(of_lane + step * STEP_BYTES, probabilities[4 * step], probabilities[4 * step + 2]);
+  store_shared_two(of_lane + P_BYTES, __float_as_uint(rescale), __float_as_uint(sum));
+  hand_to_tma(warp);
+  mbarrier_arrive_expect_tx(1, full, 0);
 #pragma unroll
-    for (int step = 0; step < STEPS; step++) /* the words between are of rows that are not used */
-      store_async_two(there + SHARED_P + tile * P_BYTES + step * STEP_BYTES, full, probabilities[4 * step],
-                      probabilities[4 * step + 2]);
-    store_async_two(there + SHARED_LANES + tile * LANES_BYTES, full, __float_as_uint(rescale), __float_as_uint(sum));
+  for (int i = 1; i < CLUSTER; i++) {
+    const int rank = (u->rank + i) % CLUSTER;
+    copy_async(address_in_cta(share, rank), share, SHARE_BYTES, address_in_cta(full, rank));
   }
 }
 

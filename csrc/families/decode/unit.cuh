@@ -52,6 +52,11 @@ static __device__ __forceinline__ int first_key(const unit *u, int tile) {
   return (u->first_tile + u->tiles - 1 - tile) * TILE_K;
 }
 
+/* The place of a tile's probabilities, and of its two numbers a lane. */
+static __device__ __forceinline__ uint32_t share_of(uint32_t base, int tile) {
+  return base + SHARED_SHARES + tile * SHARE_BYTES;
+}
+
 /* The mbarrier of a tile's group. There are no more groups: the remainder only shows that no address is past the last.
  */
 static __device__ __forceinline__ uint32_t group_full(uint32_t base, int tile) {

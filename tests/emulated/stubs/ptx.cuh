@@ -44,9 +44,8 @@ static inline void store_async_one(uint32_t to, uint32_t barrier, float x) {
   const uint32_t word = __float_as_uint(x);
   emulated::store_async(to, barrier, sizeof word, &word);
 }
-static inline void store_async_two(uint32_t to, uint32_t barrier, uint32_t x, uint32_t y) {
-  const uint32_t words[] = {x, y};
-  emulated::store_async(to, barrier, sizeof words, words);
+static inline void copy_async(uint32_t to, uint32_t from, int bytes, uint32_t barrier) {
+  if (emulated::elect()) emulated::copy_async(to, from, bytes, barrier);
 }
 
 static inline void await_launches_before() {}
@@ -82,7 +81,11 @@ static inline float2 load_shared_two(uint32_t from) {
 static inline void clear_shared_four(int go, uint32_t to) {
   if (go) memset(emulated::shared(to, 16), 0, 16);
 }
-static inline void fence_async_shared() {}
+static inline void store_shared_two(uint32_t to, uint32_t x, uint32_t y) {
+  const uint32_t words[] = {x, y};
+  emulated::store_shared(to, sizeof words, words);
+}
+static inline void fence_async_shared() { emulated::fence_async(); }
 
 static inline void load_four(uint32_t *x, const void *from) { memcpy(x, from, 16); }
 static inline void load_two_if(int go, float2 *x, const float *from) {
