@@ -91,7 +91,7 @@ def test_shapes_launch_the_fold_kernel(kernel: dict[str, object]) -> None:
 
 def test_a_fold_that_no_shape_reaches_is_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_inspect, "plan", lambda *_: None)
-    with pytest.raises(tools.NotRun, match="fold_64: no shape was found whose plan splits its keys"):
+    with pytest.raises(tools.NotRun, match="fold_64: no shape was found whose plan chooses this kernel"):
         fold.shapes_of({"name": "fold_64", "head_dim": 64, "dtype": "float16"})
 
 

@@ -84,7 +84,11 @@ MUTATIONS = (
         time_outs=True,
     ),
     Mutation("loads_own_after_a_time_out", (("load_own_pair(arrived,", "load_own_pair(1,"),), time_outs=True),
-    Mutation("late_pairs_not_awaited_again", (("else if (t >= LATE) { AWAIT_LATE_PAIR();", "else if (t >= LATE) { t &= LATE - 1;"),), time_outs=True),
+    Mutation(
+        "late_pairs_not_awaited_again",
+        (("else if (t >= LATE) { AWAIT_LATE_PAIR();", "else if (t >= LATE) { t &= LATE - 1;"),),
+        time_outs=True,
+    ),
     Mutation(
         "late_queries_not_awaited_again",
         (

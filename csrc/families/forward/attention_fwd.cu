@@ -35,8 +35,8 @@
  * CT: q, k and v only ever meet wgmma, fused multiply-adds, multiplications, additions, selects and masks by public
  * positions, max, ex2, rcp, lg2, conversions and quad shuffles with constant lanes. Every branch, address, barrier and
  * predicate is a function of the block index and the launch parameters, or of whether a tile has arrived. A wait is a
- * fixed sequence of suspending tries; a warp that waited in vain makes all its rows NaN from then on. What
- * soft caps and sinks add is in forms.cuh.
+ * fixed sequence of suspending tries, and a longer one if they were in vain; a warp for which that was in vain, too,
+ * makes all its rows NaN from then on. What soft caps and sinks add is in forms.cuh.
  */
 #include <cuda.h>
 
@@ -615,7 +615,7 @@ dhp_attention_fwd(const __grid_constant__ CUtensorMap q_map, const __grid_consta
     row_stats stats;
     float factor[THREAD_ROWS], poison; /* that makes O the output */
     fold_weights by[THREAD_ROWS];
-    int t; /* the step of this segment; LATE more while its pair is late */
+    int t; /* the step of this segment; LATE more while a tile is late */
 
     /* Step 0, S(0) alone. */
     BEGIN_ROWS();

@@ -3,33 +3,18 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
-from dataclasses import replace
-from itertools import product
 from typing import Any
 
 from ..bitwise.forms import FORMS
 from ..inputs import Shape
+from ..shapes import few_queries_that
 from ..subjects import Subject
-from ..tools import NotRun
 from . import forward
 
 
 def shapes_of(kernel: dict[str, Any]) -> tuple[Shape, ...]:
-    """Four shapes that launch the kernel: a head alone; grouped heads; several queries; lengths and head_dim that fill
-    no tile. None is causal: a mask without an offset would leave the queries few keys. NotRun if none was found."""
-    name, head_dim, dtype = str(kernel["name"]), int(kernel["head_dim"]), str(kernel["dtype"])
-    for heads, seqlen in product((8, 4, 2, 1), (2048, 4096, 1024)):
-        full = Shape(1, heads, heads, 1, seqlen, head_dim, dtype, False)
-        grouped = replace(full, heads_q=8 * heads)
-        shapes = (
-            full,
-            grouped,
-            replace(grouped, seqlen_q=3),
-            replace(full, seqlen_k=seqlen - 77, head_dim=head_dim - 8),
-        )
-        if all(forward.planned(shape) == name for shape in shapes):
-            return shapes
-    raise NotRun(f"{name}: no shape was found whose plan chooses this kernel")
+    name = str(kernel["name"])
+    return few_queries_that(lambda shape: forward.planned(shape) == name, kernel, (8, 4, 2, 1), (2048, 4096, 1024))
 
 
 def subject(kernel: dict[str, Any]) -> Subject:

@@ -7,16 +7,14 @@ CTA goes through all segments.
 from __future__ import annotations
 
 from contextlib import nullcontext
-from dataclasses import replace
-from itertools import product
 from typing import Any
 
 from dhp_safe_fa import _inspect
 
 from ..bitwise.forms import FORMS
 from ..inputs import Shape
+from ..shapes import few_queries_that
 from ..subjects import Subject
-from ..tools import NotRun
 from . import forward
 
 
@@ -28,17 +26,8 @@ def _is_split(shape: Shape, kernel: dict[str, Any]) -> bool:
 
 
 def shapes_of(kernel: dict[str, Any]) -> tuple[Shape, ...]:
-    """Four shapes that launch the kernel: a head alone; grouped heads; several queries; lengths and head_dim that fill
-    no tile. None is causal: a mask without an offset would leave the queries few keys. NotRun if none was found."""
-    name, head_dim, dtype = str(kernel["name"]), int(kernel["head_dim"]), str(kernel["dtype"])
-    for heads, seqlen in product((2, 1, 4), (10000, 20000, 25000)):  # two segments, or three
-        full = Shape(1, heads, heads, 1, seqlen, head_dim, dtype, False)
-        grouped = replace(full, heads_q=8 * heads)
-        odd = replace(full, seqlen_k=seqlen - 77, head_dim=head_dim - 8)
-        shapes = (full, grouped, replace(grouped, seqlen_q=3), odd)
-        if all(_is_split(shape, kernel) for shape in shapes):
-            return shapes
-    raise NotRun(f"{name}: no shape was found whose plan splits its keys")
+    """Of two segments or three."""
+    return few_queries_that(lambda shape: _is_split(shape, kernel), kernel, (2, 1, 4), (10000, 20000, 25000))
 
 
 def subject(kernel: dict[str, Any]) -> Subject:
