@@ -120,9 +120,9 @@ DHP_PTX uint32_t mbarrier_wait_end(uint32_t barrier, uint32_t parity, uint32_t z
 /* In the stream of tiles: 16 us. */
 #define FOUR_TRIES TRY TRY_AGAIN TRY_AGAIN TRY_AGAIN
 DEFINE_WAIT(mbarrier_wait, FOUR_TRIES)
-/* For a CTA's first tiles, when every CTA asks device memory at once, or the launch was preempted: then a sleep (1 to 2
- * ms, as measured), or one of 0 if the phase has come, and one more try. More tries before the sleep would cost every
- * CTA what they take where the phase has come. */
+/* For a CTA's first tiles, when every CTA asks device memory at once, or the launch was preempted, and for what is
+ * later than that: then a sleep (1 to 2 ms, as measured), or one of 0 if the phase has come, and one more try. More
+ * tries before the sleep would cost every CTA what they take where the phase has come. */
 DEFINE_WAIT(mbarrier_wait_long, FOUR_TRIES
             "{.reg .u32 sleep_ns; selp.u32 sleep_ns, 0, 1000000, there; nanosleep.u32 sleep_ns;}\n" TRY_AGAIN)
 

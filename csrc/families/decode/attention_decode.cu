@@ -17,11 +17,11 @@
  * after the other into the same place; when it has finished, it asks for strips of v, which so come while steps 1 and 2
  * end. In step 3 a warp that does not multiply asks for further strips when all who multiply have finished a group.
  *
- * What goes to all CTAs completes bytes on mbarriers there, like tiles that TMA brings. The cluster's barrier says that
- * all CTAs have begun, before the first such store; that all have told what they had to, after each step; and in the
- * end that nothing follows. A warp whose tile is late sleeps for a millisecond or two, and who needs what it tells must
- * not give up meanwhile: that barrier waits in hardware, as long as it takes, so an mbarrier is left with the time that
- * a store or a load is under way.
+ * What goes to other CTAs completes bytes on mbarriers there, like tiles that TMA brings. The cluster's barrier says
+ * that all CTAs have begun, before the first such store; that all have told what they had to, after each step; and in
+ * the end that nothing follows. A warp whose tile is late sleeps for a millisecond or two, and who needs what it tells
+ * must not give up meanwhile: that barrier waits in hardware, as long as it takes, so an mbarrier is left with the time
+ * that a store or a load is under way.
  *
  * mma of 16 rows has the bits of wgmma of 64, and the same layout, of which here half is rows of zeros. Every mbarrier
  * has one phase only.
@@ -139,11 +139,12 @@ extern "C" __global__ void __cluster_dims__(HEAD_DIM / DHP_DECODE_STRIP, 1, 1)
     int first = STAGES * GROUP;
 #pragma unroll 1
     for (; first < u.tiles; first += GROUP) {
-      arrived &= mbarrier_wait_long(group_full(base, first - STAGES * GROUP), 0, p.zero); /* as who multiplies */
+      arrived &= mbarrier_wait_long(group_full(base, first - STAGES * GROUP), 0, p.zero);
       barrier_sync(1, FINISHED + (uint32_t)first / GROUP % STAGES, GROUP_THREADS);
       load_strips((int)arrived, first, GROUP, &u, &v_map, base);
     }
-    /* P of tiles that there are not: nobody needs it, but this CTA may not end before it has come. */
+    /* P of tiles that there are not: nobody needs it, but this CTA may not end before it has come, nor the one that it
+     * is copied from. */
 #pragma unroll 1
     for (first = (u.tiles + GROUP - 1) / GROUP * GROUP; first < TILES; first += GROUP)
       arrived &= mbarrier_wait_long(group_full(base, first), 0, p.zero);

@@ -15,7 +15,8 @@ static __device__ __forceinline__ int own_tiles(const unit *u, int group) {
 }
 
 /* The mbarriers, each by one warp. The strips of v that come first are asked for by several warps a group, later ones
- * by one, if there are any; and of every group a warp tells beforehand how many bytes of P will come. */
+ * by one, if there are any; of every group a warp tells beforehand how many bytes of P will come from other CTAs, and
+ * who computes a tile of it here says when that is done. */
 static __device__ __forceinline__ void init_barriers(uint32_t base, const unit *u, int warp) {
   const uint32_t barriers = base + SHARED_BARRIERS;
 #pragma unroll
@@ -33,7 +34,7 @@ static __device__ __forceinline__ void init_barriers(uint32_t base, const unit *
   __syncwarp();
 }
 
-/* How many bytes the CTAs of the cluster will store here: of tiles that there are not, too. */
+/* How many bytes will come from CTAs of the cluster; of P, from the others. Of tiles that there are not, too. */
 static __device__ __forceinline__ void expect_shares(uint32_t base, const unit *u, int warp) {
   const uint32_t barriers = base + SHARED_BARRIERS;
 #pragma unroll
