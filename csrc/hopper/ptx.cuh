@@ -348,7 +348,7 @@ DHP_PTX void store_async_one(uint32_t to, uint32_t barrier, float x) {
 }
 
 /* What lies in this CTA's shared memory, into that of any CTA of the cluster, as TMA copies; completes as many bytes on
- * an mbarrier there (9.7.9.25.4.1). Multiples of 16. */
+ * an mbarrier there (9.7.9.25). Multiples of 16. */
 DHP_PTX void copy_async(uint32_t to, uint32_t from, int bytes, uint32_t barrier) {
   asm volatile(
       "{.reg .pred one; elect.sync _|one, 0xffffffff;\n"

@@ -27,6 +27,8 @@ struct Range {
   uint32_t from, to;
 };
 
+bool overlap(const Range &x, const Range &y) { return x.from < y.to && y.from < x.to; }
+
 /* What a thread waits for: that this number is no longer the one it was. */
 struct Thread {
   ucontext_t context; /* to begin with; then it goes on from `place`, which takes no system call */
@@ -369,17 +371,15 @@ void load_box(uint32_t destination, uint32_t barrier, const TensorMap &map, cons
   const int row_bytes = row_bytes_of(map), bytes = bytes_of(map);
   require(destination % (uint32_t)row_bytes == 0, "a box that begins within a row of shared memory");
   shared(destination, bytes);
+  const Range target = {destination, destination + (uint32_t)bytes};
   const int first = current / of_cta * of_cta;
   for (int i = first; i < first + of_cta; i++)
     for (const Range &read : threads[(size_t)i].reads)
-      require(read.to <= destination || read.from >= destination + (uint32_t)bytes,
-              "a load over what may still be read");
+      require(!overlap(read, target), "a load over what may still be read");
   Load load = {destination, &mbarrier_at(barrier), map, {}};
   memcpy(load.corner, corner, sizeof load.corner);
   if (loads_asked++ != lost) cta().loads.push_back(load);
 }
-
-bool meet(const Range &x, const Range &y) { return x.from < y.to && y.from < x.to; }
 
 void store_shared(uint32_t to, int bytes, const uint32_t *words) {
   memcpy(shared(to, bytes), words, (size_t)bytes);
@@ -415,7 +415,7 @@ void copy_async(uint32_t destination, uint32_t from, int bytes, uint32_t barrier
   for (int i = first; i < first + of_cta; i++)
     for (const std::vector<Range> *writes : {&threads[(size_t)i].writes, &threads[(size_t)i].fenced})
       for (const Range &write : *writes)
-        require(!meet(write, source), "a copy of what TMA may not see yet");
+        require(!overlap(write, source), "a copy of what TMA may not see yet");
   send(destination, barrier, bytes, shared(from, bytes));
 }
 

@@ -73,13 +73,16 @@ void mbarrier_arrive(uint32_t address, uint32_t bytes) {
  * A wait begins for the next phase of an mbarrier. False if it waits for nothing: the phase before has ended, also that
  * before the first, as the hardware has it. A tile that was not awaited shows when it is read.
  */
-static bool begin_wait(int index, uint32_t parity, bool is_extra) {
+static bool begin_wait(int index, uint32_t parity, bool at_length) {
   Warp &w = self();
   const int phase = (int)w.wait_began[index].size();
-  if (parity != ((unsigned)phase & 1)) return false;
+  if (parity != ((unsigned)phase & 1)) {
+    require(at_length || index < layout.for_nothing, "a wait for the wrong parity");
+    return false;
+  }
   w.phase_awaited = phase + 1;
   tick();
-  if (!is_extra) w.wait_began[index].push_back(w.clock[(size_t)current]);
+  if (!(at_length && model::waits_twice(index))) w.wait_began[index].push_back(w.clock[(size_t)current]);
   return true;
 }
 
@@ -113,7 +116,7 @@ bool mbarrier_wait(uint32_t address, uint32_t parity, bool at_length) {
   Warp &w = self();
   if (at_length && (w.late >> index & 1))
     w.phase_awaited = (int)w.wait_began[index].size();
-  else if (!begin_wait(index, parity, at_length && model::waits_twice(index)))
+  else if (!begin_wait(index, parity, at_length))
     return true;
   const bool came = try_once(index, parity, time_outs && one_in(50));
   end_wait(index, came, at_length);

@@ -40,6 +40,7 @@ struct Layout {
   int warps = 0;
   uint32_t barriers = 0; /* shared address of the first mbarrier */
   int mbarriers = 0;
+  int for_nothing = 0; /* at these first ones a warp may wait for a phase that it has seen, or one before the first */
   bool mbarriers_order = false; /* what came before the arrivals of a phase comes before what follows a wait for it */
   std::vector<Boxes> boxes;
   std::vector<uint32_t> areas; /* shared addresses that begin what one warp writes, for products or bulk sums to read */

@@ -42,9 +42,9 @@ enum {
   SHARE_BYTES = P_BYTES + LANES_BYTES
 };
 
-enum {                   /* byte offsets from the 1024-aligned start */
-       SHARED_BOXES = 0, /* of each warp a box of k, later two strips of v */
-       SHARED_SHARES = SHARED_BOXES + WARPS * BOX_BYTES,
+enum {                                                    /* byte offsets from the 1024-aligned start */
+       SHARED_BOXES = 0,                                  /* of each warp a box of k, later two strips of v */
+       SHARED_SHARES = SHARED_BOXES + WARPS * BOX_BYTES,  /* of each tile the packed probabilities, and of each lane */
        SHARED_TOPS = SHARED_SHARES + TILES * SHARE_BYTES, /* of each tile the highest score of each row */
        SHARED_POISON = SHARED_TOPS + TILES * ROWS * 4,    /* of each warp of the cluster: NaN if it waited in vain */
        SHARED_BARRIERS = SHARED_POISON + CLUSTER * WARPS * 4

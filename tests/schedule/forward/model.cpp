@@ -163,6 +163,7 @@ sim::Layout model::begin(const std::vector<int> &lengths) {
   layout.warps = shape.warpgroups * sim::WARPS_PER_GROUP;
   layout.barriers = shape.barriers;
   layout.mbarriers = shape.warpgroups + shape.stages;
+  layout.for_nothing = shape.warpgroups; /* q, where it has not been asked for */
   layout.boxes = {{shape.q, shape.warpgroups * box_count(), shape.q_box_bytes},
                   {shape.k, shape.stages * box_count(), shape.kv_box_bytes},
                   {shape.v, shape.stages * box_count(), shape.kv_box_bytes}};
