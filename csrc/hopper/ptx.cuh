@@ -123,8 +123,10 @@ DEFINE_WAIT(mbarrier_wait, FOUR_TRIES)
 /* For a CTA's first tiles, when every CTA asks device memory at once, or the launch was preempted, and for what is
  * later than that: then a sleep (1 to 2 ms, as measured), or one of 0 if the phase has come, and one more try. More
  * tries before the sleep would cost every CTA what they take where the phase has come. */
-DEFINE_WAIT(mbarrier_wait_long, FOUR_TRIES
-            "{.reg .u32 sleep_ns; selp.u32 sleep_ns, 0, 1000000, there; nanosleep.u32 sleep_ns;}\n" TRY_AGAIN)
+#define SLEEP_AND_TRY "{.reg .u32 ns; selp.u32 ns, 0, 1000000, there; nanosleep.u32 ns;}\n" TRY_AGAIN
+DEFINE_WAIT(mbarrier_wait_long, FOUR_TRIES SLEEP_AND_TRY)
+/* For what another warp asks for that may be in such a wait itself: longer than that sleeps. */
+DEFINE_WAIT(mbarrier_wait_longer, FOUR_TRIES SLEEP_AND_TRY SLEEP_AND_TRY)
 
 /* ---- named barriers (9.7.13.1) --------------------------------------------------------------------------------- */
 

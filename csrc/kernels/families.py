@@ -36,6 +36,7 @@ class Kernel:
     source: str = ""
     shares_rows: bool = False  # the warpgroups of a CTA compute the same rows
     segment_tiles: int = 0  # key tiles of a segment, where rows are folds over segments: a power of two
+    is_short: bool = False  # it computes rows whose keys are in one segment, and no others
 
     @property
     def tile_q(self) -> int:
@@ -53,6 +54,7 @@ class Kernel:
             "STAGES": self.stages,
             "CTAS_PER_SM": self.ctas_per_sm,
             "SEGMENT_TILES": self.segment_tiles,
+            "ONE_SEGMENT": int(self.is_short),
             "ELEMENT_IS_BFLOAT16": int(self.dtype == "bfloat16"),
             **dict(self.extra),
         }

@@ -15,7 +15,7 @@ from .tools import NotRun
 
 def _candidates(head_dim: int, dtype: str) -> Iterator[Shape]:
     """Self-attention with every mixture of powers of two, the nearest to the reference first."""
-    sizes = product((1, 2, 4, 8), (1, 2, 4, 8, 16, 32, 64), (1, 16, 64, 128, 256, 512, 1024, 2048, 4096, 8192))
+    sizes = product((1, 2, 4, 8), (1, 2, 4, 8, 16, 32, 64), (1, 16, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384))
 
     def distance(size: tuple[int, int, int]) -> float:
         return sum(abs(math.log2(a / b)) for a, b in zip(size, REFERENCE, strict=True))

@@ -45,7 +45,7 @@ def calls_for(kernel: families.Kernel) -> list[Call]:
     ]
 
 
-@pytest.fixture(scope="module", params=KERNELS, ids=lambda kernel: kernel.name)
+@pytest.fixture(scope="module", params=[one for one in KERNELS if not one.is_short], ids=lambda kernel: kernel.name)
 def chosen(request: pytest.FixtureRequest, emulators: Emulators) -> tuple[families.Kernel, Emulator, Emulator]:
     whole, split = (emulators(of_short_segments(request.param, cycles)) for cycles in (CHEAP, DEAR))
     return request.param, whole, split

@@ -59,7 +59,8 @@ def test_shapes_launch_the_kernel(kernel: dict[str, object]) -> None:
     assert any(shape.seqlen_k % 2 for shape in shapes)
     tiles = [shape.seqlen_k // int(str(kernel["tile_k"])) for shape in shapes if not shape.is_causal]
     assert tiles and min(tiles) >= forward.LEAST_TILES, "what happens from tile to tile is not under test"
-    assert max(tiles) > int(str(kernel["segment_tiles"])), "nor what happens from segment to segment"
+    if not kernel["is_short"]:
+        assert max(tiles) > int(str(kernel["segment_tiles"])), "nor what happens from segment to segment"
     for shape in shapes:
         plan = _inspect.plan(shape.q, shape.k, shape.dtype, shape.is_causal)
         assert plan and plan["kernel"] == kernel["name"]

@@ -57,6 +57,8 @@ class Simulated:
     def kernels(self) -> list[families.Kernel]:
         """One of each choice of constants: the dtype does not matter to a schedule."""
         of_source = [kernel for kernel in self.family.kernels if kernel.source == self.source]
+        if "SEGMENT_TILES" in dict(self.macros):  # rows have several segments
+            of_source = [kernel for kernel in of_source if not kernel.is_short]
         if self.part:
             of_source = [kernel for kernel in of_source if kernel.part == self.part]
         return [kernel for kernel in of_source if kernel.dtype == "float16"]

@@ -14,6 +14,7 @@ NO_TURN = (
 )
 
 MUTATIONS = (
+    Mutation("load_skipped_too_seldom", (("now->key_tiles >= STAGES)", "now->key_tiles >= STAGES - 1)"),)),
     Mutation("load_skipped_never_loads", (("go && u - l->loads_v >= now->key_tiles, l,", "0 && go, l,"),)),
     Mutation(
         "no_zeros_complete_the_last_pair",
@@ -93,7 +94,7 @@ MUTATIONS = (
         "late_queries_not_awaited_again",
         (
             ("if (SEAMLESS) AWAIT_LATE_QUERIES(ASKED_QUERIES);", ""),
-            ("break; AWAIT_LATE_QUERIES(1);", "break;"),
+            ("break; if (!SEAMLESS) AWAIT_LATE_QUERIES(1);", "break;"),
         ),
         time_outs=True,
     ),
@@ -181,8 +182,8 @@ LISTED = Simulated(
             "rows_of_the_next_tile",
             (
                 (
-                    "SET_STORED(now); for (int r = 0; r < THREAD_ROWS; r++) { STORE_OUTPUT",
-                    "SET_STORED(next); for (int r = 0; r < THREAD_ROWS; r++) { STORE_OUTPUT",
+                    "SET_STORED(now); for (int r = 0; r < THREAD_ROWS; r++) { if",
+                    "SET_STORED(next); for (int r = 0; r < THREAD_ROWS; r++) { if",
                 ),
             ),
         ),

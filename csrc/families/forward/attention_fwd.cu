@@ -76,10 +76,10 @@
 #else
 #define LIST_PARAMETER
 #define NTH_QUERY_TILE(nth, from) nth_query_tile(&p, nth, from)
-#define NEXT_SEGMENT() next_segment(&p, &now)
+#define NEXT_SEGMENT() (ONE_SEGMENT ? -1 : next_segment(&p, &now))
 #define HEAD_OF(tile) (tile).head
-#define RESUMES() resumes(&p, &now)
-#define IS_SPLIT (p.splits > 1)
+#define RESUMES() (ONE_SEGMENT ? 0 : resumes(&p, &now))
+#define IS_SPLIT (!ONE_SEGMENT && p.splits > 1)
 #define ROW_OF_THREAD(tile, first, r) row_of_thread(&p, &tile, group, first, r)
 #define BATCH_OF(tile) (tile).batch
 #define FIRST_ROW(tile) (tile).row
@@ -164,6 +164,7 @@ dhp_attention_fwd(const __grid_constant__ CUtensorMap q_map, const __grid_consta
   load.params = &p;
   load.list = &list;
   load.lane = lane;
+  load.looks = 1;
 #endif
   const int loads_q = warp % WARPS_PER_GROUP == 0;
   if (!LISTED) await_launches_before();
@@ -173,6 +174,9 @@ dhp_attention_fwd(const __grid_constant__ CUtensorMap q_map, const __grid_consta
   for (int u = 0; u < STAGES; u++)
     load_pair(u >= load.loads_v && u - load.loads_v < now.key_tiles, &load, pairs_full, u, u, &now, &now);
   mbarrier_arrive_expect_tx(load.active && load.loads_v, pairs_full, 0);
+#if LISTED
+  load.looks = load.active;
+#endif
 
 /*
  * A tile may be later than a step can wait for, because others load more than there is time for. Then this warp leaves
@@ -182,17 +186,17 @@ dhp_attention_fwd(const __grid_constant__ CUtensorMap q_map, const __grid_consta
  */
 #define LATE (1 << 29) /* more than there are steps; two of them may be added to one */
 #define LATE_UNLESS(here) (any_lane(!(here)) ? arrived : 0)
-#define AWAIT_LATE(barrier, parity)                                                 \
-  do {                                                                              \
-    arrived = any_lane(!mbarrier_wait_long(barrier, parity, p.zero)) ? 0 : arrived; \
-    t &= LATE - 1;                                                                  \
+#define AWAIT_LATE(came)                       \
+  do {                                         \
+    arrived = any_lane(!(came)) ? 0 : arrived; \
+    t &= LATE - 1;                             \
   } while (0)
 
 /* q's next phase if it is asked for, else the one before, which has ended. */
 #define PARITY_OF_QUERIES(asked) (q_parity ^ !(asked))
 #define LATE_QUERIES(asked) LATE_UNLESS(mbarrier_wait(q_full, PARITY_OF_QUERIES(asked), p.zero))
-#define AWAIT_LATE_QUERIES(asked) AWAIT_LATE(q_full, PARITY_OF_QUERIES(asked))
-#define AWAIT_LATE_PAIR() AWAIT_LATE(pairs_full + 8 * pair.index, pair.parity)
+#define AWAIT_LATE_QUERIES(asked) AWAIT_LATE(mbarrier_wait_long(q_full, PARITY_OF_QUERIES(asked), p.zero))
+#define AWAIT_LATE_PAIR() AWAIT_LATE(mbarrier_wait_longer(pairs_full + 8 * pair.index, pair.parity, p.zero))
 
   float o[OUTPUTS], s[SCORES];
   uint32_t probabilities[SCORES / 2];
@@ -215,30 +219,20 @@ dhp_attention_fwd(const __grid_constant__ CUtensorMap q_map, const __grid_consta
 /* With two stages, asking after the next step's products would be too late: they ask in the middle of the softmax. */
 #define ASKS_EARLY (WARPGROUPS > 1 && STAGES == 2)
 
-/*
- * Into the stage of step `done`, for STAGES steps later; the second, where all know that to be in this query tile.
- */
+/* Into the stage of step `done`, for STAGES steps later: of this query tile, or of the next one. */
 #define LOAD_ANY(done) load_pair(arrived, &load, pairs_full, index_before(pair.index), (done) + STAGES, &now, &next)
-#define LOAD_OWN(done) load_own_pair(arrived, &load, pairs_full, index_before(pair.index), (done) + STAGES, &now)
 
-/* The steps that need no mask, and, where that saves something, ask for this query tile's own pairs alone. */
+/* The steps that need no mask; without a list only those that ask for this query tile's own pairs. */
 #if !LISTED
 #define HAS_PLAIN_STEPS (!ASKS_EARLY)
 #define READ_PLAIN_END()
 #define PLAIN_END (now.key_tiles - STAGES)
-#define LOAD_PLAIN LOAD_OWN
+#define LOAD_PLAIN(done) load_own_pair(arrived, &load, pairs_full, index_before(pair.index), (done) + STAGES, &now)
 #else
 #define HAS_PLAIN_STEPS 1
-#define READ_PLAIN_END() \
-  const int plain = min(plain_end(&p, &list, &now), ASKS_EARLY ? now.key_tiles : now.key_tiles - STAGES)
+#define READ_PLAIN_END() const int plain = min(plain_end(&p, &list, &now), now.key_tiles)
 #define PLAIN_END plain
-#define LOAD_PLAIN(done) \
-  do {                   \
-    if (ASKS_EARLY)      \
-      LOAD_ANY(done);    \
-    else                 \
-      LOAD_OWN(done);    \
-  } while (0)
+#define LOAD_PLAIN LOAD_ANY
 #endif
 
 /* The last warpgroup knows that all have finished step t, whose pair is the one before `pair`. */
@@ -455,8 +449,16 @@ dhp_attention_fwd(const __grid_constant__ CUtensorMap q_map, const __grid_consta
   for (int r = 0; r < THREAD_ROWS; r++) \
   factor[r] = dhp_ct_reciprocal(stats.sum[r]) + poison
 
-/* Rows again, where they are stored, unless they have been kept: meanwhile their registers serve others. */
-#define KEEPS_ROWS (HEAD_DIM > 128 ? !FORM : HEAD_DIM == 128 ? WARPGROUPS > 1 : WARPGROUPS == 1 || FORM)
+/*
+ * Rows again, where they are stored, unless they have been kept: meanwhile their registers serve others. This and the
+ * next choice are measured: they decide how ptxas mixes exponentials with the wait for P v in the loops above, which is
+ * worth one to three per cent.
+ */
+#define KEEPS_ROWS                                              \
+  (HEAD_DIM == 64    ? WARPGROUPS == 1 || LISTED || ONE_SEGMENT \
+   : HEAD_DIM == 128 ? WARPGROUPS > 1 && !ONE_SEGMENT           \
+                     : !FORM && !ONE_SEGMENT)
+#define OUTPUT_FIRST (HEAD_DIM == 64) /* of a row, before its lse */
 #define SET_STORED(tile)                \
   query_row stored[THREAD_ROWS];        \
   const int row_end = ROW_END(tile);    \
@@ -561,17 +563,18 @@ dhp_attention_fwd(const __grid_constant__ CUtensorMap q_map, const __grid_consta
 
 /* It is the only one of its query tile: O becomes the output. Without something behind its last store that is on no
  * condition, ptxas would jump around that store. */
-#define STOP()                              \
-  do {                                      \
-    SUM_QUADS();                            \
-    SET_FACTORS();                          \
-    wgmma_wait(0);                          \
-    SET_STORED(now);                        \
-    for (int r = 0; r < THREAD_ROWS; r++) { \
-      STORE_OUTPUT(now, stored[r], r);      \
-      STORE_LSE(now, stored[r], r);         \
-    }                                       \
-    __syncwarp();                           \
+#define STOP()                                         \
+  do {                                                 \
+    SUM_QUADS();                                       \
+    SET_FACTORS();                                     \
+    wgmma_wait(0);                                     \
+    SET_STORED(now);                                   \
+    for (int r = 0; r < THREAD_ROWS; r++) {            \
+      if (!OUTPUT_FIRST) STORE_LSE(now, stored[r], r); \
+      STORE_OUTPUT(now, stored[r], r);                 \
+      if (OUTPUT_FIRST) STORE_LSE(now, stored[r], r);  \
+    }                                                  \
+    __syncwarp();                                      \
   } while (0)
 
 /* Others come after it, or it is the work of this CTA alone: with those before it folded in, a part. */
@@ -638,10 +641,10 @@ dhp_attention_fwd(const __grid_constant__ CUtensorMap q_map, const __grid_consta
 #pragma unroll 1
       while (HAS_PLAIN_STEPS && t < PLAIN_END)
         RUN_STEP(0, LOAD_PLAIN);
-      if (SEAMLESS) t += LATE_QUERIES(ASKED_QUERIES);
 #pragma unroll 1
       while (t < now.key_tiles)
         RUN_STEP(LISTED, LOAD_ANY);
+      if (SEAMLESS) t += LATE_QUERIES(ASKED_QUERIES);
       if (SEAMLESS & (t < LATE) & (next.key_tiles > 0) & !IS_SPLIT & !RESUMES() & (NEXT_SEGMENT() < 0))
         GO_ON_TO_QUERY_TILE();
       else if (t >= LATE) {
@@ -662,9 +665,9 @@ dhp_attention_fwd(const __grid_constant__ CUtensorMap q_map, const __grid_consta
       STOP_AS_LAST();
     now = next;
     if (!SEAMLESS) t += LATE_QUERIES(now.key_tiles > 0);
-    if ((t < LATE) & (now.key_tiles > 0)) continue;
+    if (!SEAMLESS & (t < LATE) & (now.key_tiles > 0)) continue;
     if (now.key_tiles == 0) break;
-    AWAIT_LATE_QUERIES(1);
+    if (!SEAMLESS) AWAIT_LATE_QUERIES(1);
   }
   if (SEAMLESS) end_together();
 }

@@ -1,4 +1,4 @@
-"""The forward family: sixteen kernels out of attention_fwd.cu, and thirty-six for query tiles in a list.
+"""The forward family: twenty-two kernels out of attention_fwd.cu, and thirty-six for query tiles in a list.
 
 Why these shapes: docs/kernel.md.
 """
@@ -28,6 +28,12 @@ SHAPES = [
 # Key tiles of a segment, by head_dim: like tile_k they decide the output bits. Why these: docs/kernel.md.
 SEGMENT_TILES = {64: 64, 128: 32, 256: 128}
 
+# Of them, those that there are for rows of one segment: what goes on from segment to segment is two fifths of a kernel,
+# and costs every query tile some instructions. Where the GPU is full. The others, and these but for the one that suits
+# short sequences, are for rows of any number.
+SHORT = {(64, 1, 64), (64, 3, 64), (128, 2, 64), (256, 2, 64)}
+NEVER_LONG = {(64, 1, 64)}
+
 # Of them, those that there are for query tiles in a list, too (packed sequences): for many rows of a sequence, and few.
 LISTED = {(64, 1, 32), (64, 3, 64), (128, 1, 32), (128, 2, 64), (256, 1, 64), (256, 2, 64)}
 
@@ -37,23 +43,33 @@ FORMS = ("", "sinks", "softcap")
 
 
 def kernel(
-    dtype: str, is_listed: bool, form: int, head_dim: int, tile_k: int, warpgroups: int, rows: int, *others: int
+    dtype: str, is_short: bool, is_listed: bool, form: int, head_dim: int, tile_k: int, warpgroups: int, rows: int,
+    *others: int,
 ) -> Kernel:
     name = f"fwd_{dtype}_d{head_dim}_k{tile_k}_w{warpgroups}" + ("" if rows == 64 else f"_r{rows}")
     extra = (("LISTED", int(is_listed)), ("FORM", form))
-    name += ("_listed" if is_listed else "") + (f"_{FORMS[form]}" if form else "")
+    name += ("_short" if is_short else "") + ("_listed" if is_listed else "") + (f"_{FORMS[form]}" if form else "")
     part = ("packed out" if is_listed else "out") + (f" {FORMS[form]}" if form else "")
     tiles = SEGMENT_TILES[head_dim]
-    return Kernel(name, dtype, head_dim, tile_k, warpgroups, rows, *others, part=part, extra=extra, segment_tiles=tiles)
+    return Kernel(
+        name, dtype, head_dim, tile_k, warpgroups, rows, *others, part=part, extra=extra, segment_tiles=tiles,
+        is_short=is_short,
+    )
 
 
 def kernels(is_listed: bool, form: int = 0) -> list[Kernel]:
-    """Those of one form."""
+    """Those of one form. A short one comes before the other of its shape: of two as fast the plan takes the first."""
+    found = []
+    for shape in SHAPES:
+        key = shape[0], shape[2], shape[3]
+        if key in SHORT and not is_listed:
+            found += [(True, shape)]
+        if key in LISTED if is_listed else key not in NEVER_LONG:
+            found += [(False, shape)]
     return [
-        kernel(dtype, is_listed, form, *shape)
+        kernel(dtype, is_short, is_listed, form, *shape)
         for dtype in ("float16", "bfloat16")
-        for shape in SHAPES
-        if not is_listed or (shape[0], shape[2], shape[3]) in LISTED
+        for is_short, shape in found
     ]
 
 

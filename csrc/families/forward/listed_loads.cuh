@@ -62,6 +62,7 @@ static __device__ __forceinline__ int offset_of_piece(int piece, int piece_bytes
 /* If go: asks for this warp's part of a pair, a tile of k or of v, into a stage. */
 static __device__ __forceinline__ void load_part(int go, const loader *l, uint32_t pairs_full, int index,
                                                  key_tile tile) {
+  if (!l->looks) return;
   const uint32_t to = l->tiles + index * KV_BYTES, full = pairs_full + 8 * index;
   const int key_head = quotient(head_of(l->params, &tile.of), l->params->by_heads_per_key_head);
   const key_place mine = place_of_lane(l->params, l->list, go, &tile, l->lane), first = place_of_piece(mine, 0);
@@ -85,12 +86,6 @@ static __device__ __forceinline__ void load_pair(int go, const loader *l, uint32
   const key_tile tile = past ? key_tile_of(next, visit - now->key_tiles) : key_tile_of(now, visit);
   const int wanted = go && l->active && visit < now->key_tiles + next->key_tiles + zeros;
   load_part(wanted, l, pairs_full, index, tile);
-}
-
-/* The same for a pair that is known to be this query tile's: less to compute. */
-static __device__ __forceinline__ void load_own_pair(int go, const loader *l, uint32_t pairs_full, int index, int u,
-                                                     const query_tile *now) {
-  load_part(go && l->active, l, pairs_full, index, key_tile_of(now, u - l->loads_v));
 }
 
 /* Zeros into the rows of a tile of v from this one on: the work of a warpgroup, 16 bytes a thread at a time. */

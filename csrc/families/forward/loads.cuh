@@ -26,6 +26,9 @@ typedef struct loader {
   const dhp_fwd_params *params;
   const dhp_fwd_list *list;
   int lane;
+  int looks; /* it goes through the code that finds where tiles lie, which is long. At first all warps do: ptxas would
+              * make so few instructions conditional one by one, and the gate sass could not see that they belong
+              * together */
 #endif
 } loader;
 
@@ -79,6 +82,7 @@ static __device__ __forceinline__ void load_own_pair(int go, const loader *l, ui
  */
 static __device__ __forceinline__ void load_skipped(int go, const loader *l, uint32_t pairs_full, int index,
                                                     const query_tile *now, const query_tile *next) {
+  if (now->key_tiles >= STAGES) return;
 #pragma unroll
   for (int u = 1; u < STAGES; u++) {
     load_pair(go && u - l->loads_v >= now->key_tiles, l, pairs_full, index, u, now, next);

@@ -131,6 +131,7 @@ static choice choose_kernel(const dhp_attention *args, const dhp_mask *mask, int
     const dhp_kernel_info *const kernel = &dhp_family_forward.kernels[i];
     if (kernel->dtype != args->q.dtype || kernel->head_dim != head_dim || strcmp(kernel->part, "out") != 0) continue;
     const work w = work_of(args, mask, kernel);
+    if (kernel->is_short && segments_of(&w, kernel) > 1) continue;
     const double whole = cost_of(&w, kernel), split = cost_of_split(&w, kernel);
     if (!best.kernel || whole < best.cycles) best = (choice){kernel, 0, whole};
     if (split < best.cycles) best = (choice){kernel, 1, split};

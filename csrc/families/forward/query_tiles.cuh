@@ -63,12 +63,18 @@ static __device__ __forceinline__ query_tile nth_query_tile(const dhp_fwd_params
   const int shorter = in_order ? rest : whole;
   const int along_q = second ? shorter : p->q_tiles - 1 - shorter;
   tile.batch = quotient(group, p->by_head_groups);
-  const int in_batch = group - tile.batch * p->head_groups, head_group = quotient(in_batch, p->by_splits);
+  const int in_batch = group - tile.batch * p->head_groups;
+  const int head_group = ONE_SEGMENT ? in_batch : quotient(in_batch, p->by_splits);
   tile.head = head_group * (ROWS >> p->log2_rows);
   tile.key_head = quotient(tile.head, p->by_heads_per_key_head);
   tile.row = along_q * rows;
 
   const int top = top_tile(p, tile.row);
+  if (ONE_SEGMENT) {
+    tile.last = top;
+    tile.key_tiles = item < p->items ? top + 1 : 0;
+    return tile;
+  }
   const int begin = (in_batch - head_group * p->splits) * SEGMENT_TILES; /* of its segment, if those are split */
   const int split = top < begin ? begin + DHP_NOT_SEEN_TILES : min(top, begin + SEGMENT_TILES - 1);
   tile.last = p->splits > 1 ? split : from < 0 ? top : from;

@@ -24,6 +24,9 @@ static inline uint32_t mbarrier_wait(uint32_t barrier, uint32_t parity, uint32_t
 static inline uint32_t mbarrier_wait_long(uint32_t barrier, uint32_t parity, uint32_t zero) {
   return mbarrier_wait(barrier, parity, zero);
 }
+static inline uint32_t mbarrier_wait_longer(uint32_t barrier, uint32_t parity, uint32_t zero) {
+  return mbarrier_wait(barrier, parity, zero);
+}
 static inline uint32_t mbarrier_wait_begin(uint32_t, uint32_t, uint32_t) { return 0; }
 static inline uint32_t mbarrier_wait_end(uint32_t barrier, uint32_t parity, uint32_t zero, uint32_t) {
   return mbarrier_wait(barrier, parity, zero);

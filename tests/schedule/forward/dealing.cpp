@@ -178,7 +178,9 @@ int main() {
       return 1;
     }
     const dhp_kernel_info *const k = plan.kernel;
-    if (k->head_dim != HEAD_DIM || k->warpgroups != WARPGROUPS || k->tile_q != WARPGROUPS * ROWS) continue;
+    if (k->head_dim != HEAD_DIM || k->warpgroups != WARPGROUPS || k->tile_q != WARPGROUPS * ROWS ||
+        k->is_short != ONE_SEGMENT)
+      continue;
     dhp_fwd_params p = {};
     p.batch = (int32_t)c.batch;
     p.heads_per_key_head = (int32_t)(c.heads / c.key_heads);

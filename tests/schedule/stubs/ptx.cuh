@@ -20,6 +20,9 @@ static inline uint32_t mbarrier_wait(uint32_t barrier, uint32_t parity, uint32_t
 static inline uint32_t mbarrier_wait_long(uint32_t barrier, uint32_t parity, uint32_t) {
   return sim::mbarrier_wait(barrier, parity, true);
 }
+static inline uint32_t mbarrier_wait_longer(uint32_t barrier, uint32_t parity, uint32_t zero) {
+  return mbarrier_wait_long(barrier, parity, zero);
+}
 static inline uint32_t mbarrier_try(uint32_t barrier, uint32_t parity, uint32_t, uint32_t before) {
   return sim::mbarrier_try(barrier, parity, before);
 }
