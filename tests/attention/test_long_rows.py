@@ -125,7 +125,9 @@ def test_packed_sequences(target: Target, rng: torch.Generator, d: int, is_causa
     "form",
     [
         {"window": (100, 0)},
-        {"window": (4500, 0)},  # from within a segment at each head_dim, and at 128 over all of another
+        {"window": (4095, 0)},  # as wide as a segment at head_dim 128: one chain there, and above
+        {"window": (4500, 0)},  # from within a segment, and at 128 over all of another
+        {"window": (10300, 0)},  # wider than any segment
         {"softcap": 20.0},
         {"sinks": True},
         {"sinks": True, "window": (50, 0)},

@@ -98,7 +98,7 @@ OF_LISTED_SEGMENTS = (
     ),
     Mutation(
         "begins_before_the_window",
-        (("max(loads[2] - loads[3] + 1, tile.last / SEGMENT_TILES", "max(0, tile.last / SEGMENT_TILES"),),
+        (("max(loads[2] - loads[3] + 1, tile.last &", "max(0, tile.last &"),),
     ),
     Mutation("a_segment_before_the_window", (("return next > loads[2] - loads[3] ? next : -1;", "return next;"),)),
     Mutation("never_resumed_in_a_list", (("return tile->last < loads[2];", "return 0;"),)),

@@ -1,6 +1,6 @@
 /*
  * listed_tiles.cuh - query tiles out of a list in device memory, in place of query_tiles.cuh: which of them a CTA
- * computes, and where the keys of a tile lie. Before this header: ROWS, TILE_K and SEGMENT_TILES.
+ * computes, and where the keys of a tile lie. Before this header: ROWS and TILE_K.
  *
  * Items, each a tile of the list for one head group, are dealt in rounds, every other one from the last CTA to the
  * first; the list has the longest tiles first. A tile's rows are of one sequence.
@@ -42,7 +42,7 @@ static __device__ __forceinline__ query_tile nth_query_tile(const dhp_fwd_params
   int loads[4];
   words_of_tile(loads, p, list, &tile, DHP_TILE_OF_LOADS);
   tile.last = item >= p->items ? -1 : from < 0 ? loads[2] : from;
-  const int first = max(loads[2] - loads[3] + 1, tile.last / SEGMENT_TILES * SEGMENT_TILES);
+  const int first = max(loads[2] - loads[3] + 1, tile.last & list->segment_of);
   tile.key_tiles = max(tile.last - first + 1, 0);
   return tile;
 }

@@ -30,6 +30,19 @@ static const char *part_of(const dhp_attention *packed) {
 
 static int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
+/*
+ * Whether rows are folds over segments. Within a window that is no wider than a segment a row is one chain, wherever
+ * the window begins: else it would be a fold or not by its position, and slower where it is.
+ */
+static int has_segments(const dhp_varlen *args, const dhp_kernel_info *kernel) {
+  const dhp_attention *const packed = &args->packed;
+  const int64_t most = (int64_t)kernel->segment_tiles * kernel->tile_k;
+  const int64_t left = packed->is_windowed ? packed->window_left : -1;
+  const int64_t right = packed->is_causal ? 0 : packed->is_windowed ? packed->window_right : -1;
+  const int is_narrow = left >= 0 && right >= 0 && left < most && right < most - left; /* left + 1 + right <= most */
+  return args->max_seqlen_k > most && !is_narrow;
+}
+
 /* Heads of one key head share a tile while the rows of the longest sequence fit. */
 static dhp_packed_plan plan_with(const dhp_varlen *args, const dhp_kernel_info *kernel) {
   const int64_t *const q = args->packed.q.size;
@@ -43,8 +56,7 @@ static dhp_packed_plan plan_with(const dhp_varlen *args, const dhp_kernel_info *
   plan.items = plan.entries * (q[1] / plan.heads_per_tile);
   const int64_t at_a_time = (int64_t)DHP_MULTIPROCESSORS * kernel->ctas_per_sm;
   plan.grid = plan.items < at_a_time ? plan.items : at_a_time;
-  const int has_segments = args->max_seqlen_k > (int64_t)kernel->segment_tiles * kernel->tile_k;
-  plan.parts = has_segments ? plan.grid * kernel->tile_q : 0;
+  plan.parts = has_segments(args, kernel) ? plan.grid * kernel->tile_q : 0;
   return plan;
 }
 
@@ -177,6 +189,7 @@ dhp_status dhp_packed_launch(const dhp_varlen *args, const dhp_packed_plan *plan
         .log2_page = is_paged ? dhp_log2_of(page_keys) : 0,
         .with_pages = is_paged ? -1 : 0,
         .row_in_page = is_paged ? (int32_t)page_keys - 1 : -1,
+        .segment_of = plan->parts > 0 ? -plan->kernel->segment_tiles : 0, /* a power of two */
     };
     void *arguments[] = {&maps[0], &maps[1], &maps[2],
                          &params,  &list,    (void *)&forms}; /* the last of those with a FORM */

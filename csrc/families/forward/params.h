@@ -65,6 +65,7 @@ typedef struct dhp_fwd_list {
   int32_t log2_page;
   int32_t with_pages;  /* all ones; without: 0 */
   int32_t row_in_page; /* bits of a key that count within its page; without pages all */
+  int32_t segment_of;  /* bits of a key tile that say its segment; 0: all that a row sees are one */
 } dhp_fwd_list;
 
 /* What a kernel of the family is for beside plain attention: its constant FORM, of kernels with a list. */

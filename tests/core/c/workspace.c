@@ -79,6 +79,33 @@ static void test_attention(const dhp_kernel_info *kernel) {
   check(are_split[0] && are_split[1], "%s: segments are always split, or never", kernel->name);
 }
 
+/* A window in `keys` keys of packed sequences, and whether rows have parts. */
+static void check_window(dhp_varlen args, int64_t left, int64_t right, int is_causal, int64_t keys, int has_parts) {
+  args.packed.is_windowed = 1;
+  args.packed.window_left = left;
+  args.packed.window_right = right;
+  args.packed.is_causal = is_causal;
+  args.max_seqlen_k = keys;
+  dhp_packed_plan plan;
+  dhp_error error = {""};
+  if (!check(dhp_plan_packed(&args, &plan, &error) == DHP_OK && plan.kernel, "%s", error.text)) return;
+  check((plan.parts > 0) == has_parts, "%s, window (%lld, %lld), causal %d, %lld keys: %lld parts", plan.kernel->name,
+        (long long)left, (long long)right, is_causal, (long long)keys, (long long)plan.parts);
+}
+
+/* In a window no wider than a segment rows are one chain. */
+static void test_windows(const dhp_varlen *args, int64_t segment) {
+  check_window(*args, segment - 1, 0, 0, 3 * segment, 0);
+  check_window(*args, segment - 1, -1, 1, 3 * segment, 0);
+  check_window(*args, 10, segment - 11, 0, 3 * segment, 0);
+  check_window(*args, segment, 0, 0, 3 * segment, 1);
+  check_window(*args, 10, segment - 10, 0, 3 * segment, 1);
+  check_window(*args, 10, -1, 0, 3 * segment, 1);
+  check_window(*args, -1, 10, 0, 3 * segment, 1);
+  check_window(*args, INT64_MAX, INT64_MAX, 0, segment + 1, 1);
+  check_window(*args, INT64_MAX, 0, 0, segment, 0);
+}
+
 /* Of packed sequences beside the list of their tiles. */
 static void test_packed(const dhp_kernel_info *kernel) {
   static const int32_t lengths[2]; /* no plan looks at them */
@@ -101,6 +128,7 @@ static void test_packed(const dhp_kernel_info *kernel) {
           dhp_varlen_workspace(&args, 1));
     check(dhp_varlen_workspace(&args, 0) == 0, "on the CPU: %zu bytes", dhp_varlen_workspace(&args, 0));
   }
+  test_windows(&args, segment);
 }
 
 int main(void) {

@@ -111,7 +111,7 @@ void model::run_warp() {
   p.head_groups = p.heads_per_key_head = 1;
   p.by_head_groups = p.by_heads_per_key_head = dhp_divisor_of(1);
   static const int32_t no_page = 0;
-  const dhp_fwd_list list = {tiles.data(), &no_page, 1, TILE_K, TILE_K * ROW_BYTES, 0, 0, -1};
+  const dhp_fwd_list list = {tiles.data(), &no_page, 1, TILE_K, TILE_K * ROW_BYTES, 0, 0, -1, -SEGMENT_TILES};
 #if FORM
   static float sinks[forward::HEADS]; /* none: the model's sums have no such term */
   std::fill_n(sinks, forward::HEADS, -INFINITY);
