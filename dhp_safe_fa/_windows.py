@@ -68,7 +68,9 @@ def _tokens(t: Tensor) -> Tensor:
 
 
 def _begins(batch: int, length: int, device: torch.device) -> Tensor:
-    return torch.arange(batch + 1, dtype=torch.int32, device=device) * length
+    if length == 0:
+        return torch.zeros(batch + 1, dtype=torch.int32, device=device)
+    return torch.arange(0, (batch + 1) * length, length, dtype=torch.int32, device=device)
 
 
 def attend(
@@ -85,8 +87,12 @@ def attend(
     """out [B, Hq, Sq, D] and lse [B, Hq, Sq] as the operator attention_lse returns them, by attention_varlen."""
     batch, _, length, _ = q.shape
     seen = band(length, k.shape[2], is_causal, causal_offset, window)
-    begins_q, begins_k = _begins(batch, seen.queries, q.device), _begins(batch, k.shape[2], q.device)
-    used = torch.full((batch,), seen.keys, dtype=torch.int32, device=q.device)
+    # each of these tensors is a launch of its own, which a short call feels
+    begins_q = _begins(batch, seen.queries, q.device)
+    begins_k = begins_q if seen.queries == k.shape[2] else _begins(batch, k.shape[2], q.device)
+    used = None
+    if seen.keys != k.shape[2]:
+        used = torch.full((batch,), seen.keys, dtype=torch.int32, device=q.device)
     packed, packed_lse = torch.ops.dhp.attention_varlen(
         *map(_tokens, (q[:, :, : seen.queries], k, v)),
         *(begins_q, begins_k, seen.queries, seen.keys),
