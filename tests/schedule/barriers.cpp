@@ -63,6 +63,7 @@ void mbarrier_arrive(uint32_t address, uint32_t bytes) {
   require(!(barrier.arrived >> current & 1), "two arrivals of a warp in one phase");
   require(barrier.pending > 0, "more arrivals than expected");
   barrier.arrived |= 1u << current;
+  barrier.askers |= 1u << current;
   barrier.pending--;
   barrier.bytes += bytes;
   join(barrier.clock, w.clock);
@@ -86,11 +87,30 @@ static bool begin_wait(int index, uint32_t parity, bool at_length) {
   return true;
 }
 
+/*
+ * Who sleeps for a phase that another warp still has to ask for must not give up before that one, which may itself be
+ * asleep for something late. Who asks is who has asked before.
+ */
+static void require_patience() {
+  const auto is_asleep = [](const Warp &w) { return w.sleeps > 0 && !w.gave_up && w.at_mbarrier >= 0 && !has_come(w); };
+  for (const Warp &w : warps) {
+    if (!is_asleep(w)) continue;
+    const Mbarrier &barrier = mbarriers[(size_t)w.at_mbarrier];
+    for (int i = 0; i < warp_count(); i++) {
+      const Warp &asks = warps[(size_t)i];
+      const bool has_to_ask = barrier.askers >> i & ~barrier.arrived >> i & 1;
+      require(&asks == &w || !has_to_ask || !is_asleep(asks) || w.sleeps > asks.sleeps,
+              "a warp sleeps no longer than the one that it waits for may");
+    }
+  }
+}
+
 static bool try_once(int index, uint32_t parity, bool may_give_up) {
   Warp &w = self();
   w.at_mbarrier = index;
   w.parity = parity;
   w.gives_up = may_give_up;
+  require_patience();
   give_way();
   const bool came = has_come(w);
   w.at_mbarrier = -1;
@@ -111,14 +131,17 @@ static void end_wait(int index, bool came, bool at_length) {
 }
 
 /* At length: at the start, or again where a wait was too short. */
-bool mbarrier_wait(uint32_t address, uint32_t parity, bool at_length) {
+bool mbarrier_wait(uint32_t address, uint32_t parity, int sleeps) {
   const int index = mbarrier_at(address);
+  const bool at_length = sleeps > 0;
   Warp &w = self();
   if (at_length && (w.late >> index & 1))
     w.phase_awaited = (int)w.wait_began[index].size();
   else if (!begin_wait(index, parity, at_length))
     return true;
+  w.sleeps = sleeps;
   const bool came = try_once(index, parity, time_outs && one_in(50));
+  w.sleeps = 0;
   end_wait(index, came, at_length);
   return came;
 }

@@ -50,6 +50,7 @@ struct Mbarrier {
   int arrivals = 0, pending = 0;
   int64_t bytes = 0;
   unsigned arrived = 0; /* warps, in this phase */
+  unsigned askers = 0;  /* and in any */
   Clock clock = {};
   Clock ended = {}; /* of the phase that was completed last */
 };
@@ -98,6 +99,7 @@ struct Warp {
   int at_named_barrier, at_mbarrier; /* where it waits; -1: nowhere */
   uint32_t parity;                   /* that it waits for at an mbarrier */
   bool gives_up;                     /* the next time it has a turn, if the phase has not come */
+  int sleeps;                        /* how often it may sleep in the wait that it is in, before it gives up */
   int priority;
   int meetings; /* of its lanes in shuffles */
   Clock clock;

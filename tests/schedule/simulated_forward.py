@@ -91,6 +91,11 @@ MUTATIONS = (
         time_outs=True,
     ),
     Mutation(
+        "a_late_pair_awaited_no_longer_than_q",
+        (("mbarrier_wait_longer(pairs_full", "mbarrier_wait_long(pairs_full"),),
+        time_outs=True,
+    ),
+    Mutation(
         "late_queries_not_awaited_again",
         (
             ("if (SEAMLESS) AWAIT_LATE_QUERIES(ASKED_QUERIES);", ""),

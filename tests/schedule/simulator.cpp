@@ -20,6 +20,7 @@
  * - a warp arrives at an mbarrier once a phase, after having seen the phase before, and before its loads; a phase ends
  *   only after all warps have seen the one before, so its parity misleads nobody; waits alternate in parity;
  * - a named barrier is met by the expected number of threads, each warp once, after its phase before has ended;
+ * - a warp that sleeps for what another one still has to ask for sleeps longer than that one may;
  * - a wait that is spread over a step makes all its tries, each knows what the one before said, and the phase stays
  *   until the last; any but the last may end too early, in every run;
  * - a product reads an area after a fence that follows its stores; it is written again only after all reads of it;

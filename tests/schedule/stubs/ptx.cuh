@@ -15,13 +15,13 @@ static inline void mbarrier_arrive_expect_tx(int go, uint32_t barrier, uint32_t 
   if (go) sim::mbarrier_arrive(barrier, bytes);
 }
 static inline uint32_t mbarrier_wait(uint32_t barrier, uint32_t parity, uint32_t) {
-  return sim::mbarrier_wait(barrier, parity, false);
+  return sim::mbarrier_wait(barrier, parity, 0);
 }
 static inline uint32_t mbarrier_wait_long(uint32_t barrier, uint32_t parity, uint32_t) {
-  return sim::mbarrier_wait(barrier, parity, true);
+  return sim::mbarrier_wait(barrier, parity, 1);
 }
-static inline uint32_t mbarrier_wait_longer(uint32_t barrier, uint32_t parity, uint32_t zero) {
-  return mbarrier_wait_long(barrier, parity, zero);
+static inline uint32_t mbarrier_wait_longer(uint32_t barrier, uint32_t parity, uint32_t) {
+  return sim::mbarrier_wait(barrier, parity, 2);
 }
 static inline uint32_t mbarrier_try(uint32_t barrier, uint32_t parity, uint32_t, uint32_t before) {
   return sim::mbarrier_try(barrier, parity, before);
