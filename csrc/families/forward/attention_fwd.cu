@@ -456,9 +456,9 @@ dhp_attention_fwd(const __grid_constant__ CUtensorMap q_map, const __grid_consta
  */
 #define KEEPS_ROWS                                              \
   (HEAD_DIM == 64    ? WARPGROUPS == 1 || LISTED || ONE_SEGMENT \
-   : HEAD_DIM == 128 ? WARPGROUPS > 1 && !ONE_SEGMENT           \
+   : HEAD_DIM == 128 ? WARPGROUPS > 1 && LISTED                 \
                      : !FORM && !ONE_SEGMENT)
-#define OUTPUT_FIRST (HEAD_DIM == 64) /* of a row, before its lse */
+#define OUTPUT_FIRST (HEAD_DIM == 64 || (HEAD_DIM == 128 && !ONE_SEGMENT)) /* of a row, before its lse */
 #define SET_STORED(tile)                \
   query_row stored[THREAD_ROWS];        \
   const int row_end = ROW_END(tile);    \
@@ -529,25 +529,29 @@ dhp_attention_fwd(const __grid_constant__ CUtensorMap q_map, const __grid_consta
     END_STEP_0();                               \
   } while (0)
 
-/* The last step of a segment, and step 0 of the next one of this query tile: with those before it, it becomes a part.
+/*
+ * The last step of a segment, and step 0 of the next one of this query tile: with those before it, it becomes a part.
+ * Where there are registers for another batch, it is asked for before the sums, and sums are stored last.
  */
-#define GO_ON_TO_SEGMENT()                                                                                          \
-  do {                                                                                                              \
-    JOIN_STEPS();                                                                                                   \
-    float before[2][GO_BATCH][4];                                                                                   \
-    FOLD_SUMS(RESUMES());                                                                                           \
-    STORE_SUMS();                                                                                                   \
-    load_pieces<GO_BATCH>(RESUMES(), before[0], PART_OUT(), 0);                                                     \
-    wgmma_wait(1);                                                                                                  \
-    _Pragma("unroll") for (int first = 0; first < PIECES; first += GO_BATCH) {                                      \
-      const int half = first / GO_BATCH % 2;                                                                        \
-      if (first + GO_BATCH < PIECES) load_pieces<GO_BATCH>(RESUMES(), before[!half], PART_OUT(), first + GO_BATCH); \
-      store_pieces<GO_BATCH>(o, by, before[half], PART_OUT(), first);                                               \
-    }                                                                                                               \
-    now = next;                                                                                                     \
-    BEGIN_ROWS();                                                                                                   \
-    LOOK_AHEAD();                                                                                                   \
-    END_STEP_0();                                                                                                   \
+#define LOAD_BATCH(i) load_pieces<GO_BATCH>(RESUMES(), before[(i) % (AHEAD + 1)], PART_OUT(), (i) * GO_BATCH)
+#define GO_ON_TO_SEGMENT()                                                              \
+  do {                                                                                  \
+    JOIN_STEPS();                                                                       \
+    float before[AHEAD + 1][GO_BATCH][4];                                               \
+    if (AHEAD > 1) LOAD_BATCH(0);                                                       \
+    FOLD_SUMS(RESUMES());                                                               \
+    if (AHEAD == 1) STORE_SUMS();                                                       \
+    LOAD_BATCH(AHEAD - 1);                                                              \
+    wgmma_wait(1);                                                                      \
+    _Pragma("unroll") for (int i = 0; i < PIECES / GO_BATCH; i++) {                     \
+      if (i + AHEAD < PIECES / GO_BATCH) LOAD_BATCH(i + AHEAD);                         \
+      store_pieces<GO_BATCH>(o, by, before[i % (AHEAD + 1)], PART_OUT(), i * GO_BATCH); \
+    }                                                                                   \
+    if (AHEAD > 1) STORE_SUMS();                                                        \
+    now = next;                                                                         \
+    BEGIN_ROWS();                                                                       \
+    LOOK_AHEAD();                                                                       \
+    END_STEP_0();                                                                       \
   } while (0)
 
 /* The last step of a segment, P v alone. */

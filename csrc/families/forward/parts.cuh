@@ -17,10 +17,12 @@ enum {
   TILE_ROWS = WARPGROUPS * ROWS,
   ROW_PIECES = HEAD_DIM / DHP_PART_COLUMNS, /* each four floats of this thread's */
   PIECES = ROW_PIECES * THREAD_ROWS,
-  /* where S is under way, too; two batches at a time, and as registers allow, those of maps among them */
+  /* where S is under way, too; AHEAD of them, one or two, are asked for before the first is needed. As registers allow,
+   * those of maps among them */
   GO_BATCH = HEAD_DIM > 128            ? 2
   : HEAD_DIM == 128 && WARPGROUPS == 1 ? 8
                                        : 4,
+  AHEAD = HEAD_DIM == 128 && WARPGROUPS == 2 && !LISTED ? 2 : 1,
   BATCH = HEAD_DIM > 128 ? (WARPGROUPS == 1 || LISTED ? 2 : 4)
   : WARPGROUPS > 2       ? 4
                          : PIECES /* as registers allow */
