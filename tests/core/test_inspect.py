@@ -114,6 +114,9 @@ def test_segments_are_of_the_forward() -> None:
     forwards = [kernel for kernel in KERNELS if kernel["family"] == "forward"]
     of_head_dim = {kernel["head_dim"]: segment_keys(kernel) for kernel in forwards}
     assert all(segment_keys(kernel) == of_head_dim[kernel["head_dim"]] > 0 for kernel in forwards)
+    assert all(kernel["segment_tiles"].bit_count() == 1 for kernel in forwards)  # its bits are a mask
+    lasting = {kernel["head_dim"] for kernel in forwards if kernel["part"] == "out" and not kernel["is_short"]}
+    assert lasting == set(of_head_dim), "rows of several segments have no kernel at a head_dim"
     for kernel in KERNELS:
         if kernel["family"] == "decode":
             assert 0 < segment_keys(kernel) <= of_head_dim[kernel["head_dim"]]

@@ -53,12 +53,15 @@
 #include "forms.cuh"
 #endif
 
-/* ---- two forms of the kernel ----------------------------------------------------------------------------------- */
+/* ---- forms of the kernel --------------------------------------------------------------------------------------- */
 
 /*
  * LISTED: query tiles stand in a list in device memory. Rows end with their sequence, a window hides keys on two sides,
  * and behind the last key lie other sequences' keys. These are masked, but 0 times a NaN among their v would be NaN: in
- * the last key tile of a sequence their rows of v are cleared. Otherwise TMA reads zeros there.
+ * the last key tile of a sequence their rows of v are cleared. Otherwise TMA reads zeros there. A list says itself
+ * whether its rows have segments.
+ *
+ * ONE_SEGMENT, without a list: rows have one, and nothing goes on to another.
  */
 #if LISTED
 #define LIST_PARAMETER , const __grid_constant__ dhp_fwd_list list
@@ -164,7 +167,7 @@ dhp_attention_fwd(const __grid_constant__ CUtensorMap q_map, const __grid_consta
   load.params = &p;
   load.list = &list;
   load.lane = lane;
-  load.looks = 1;
+  load.finds_places = 1;
 #endif
   const int loads_q = warp % WARPS_PER_GROUP == 0;
   if (!LISTED) await_launches_before();
@@ -175,7 +178,7 @@ dhp_attention_fwd(const __grid_constant__ CUtensorMap q_map, const __grid_consta
     load_pair(u >= load.loads_v && u - load.loads_v < now.key_tiles, &load, pairs_full, u, u, &now, &now);
   mbarrier_arrive_expect_tx(load.active && load.loads_v, pairs_full, 0);
 #if LISTED
-  load.looks = load.active;
+  load.finds_places = load.active;
 #endif
 
 /*
@@ -668,6 +671,7 @@ dhp_attention_fwd(const __grid_constant__ CUtensorMap q_map, const __grid_consta
     else
       STOP_AS_LAST();
     now = next;
+    /* if SEAMLESS, q has been awaited in the inner loop */
     if (!SEAMLESS) t += LATE_QUERIES(now.key_tiles > 0);
     if (!SEAMLESS & (t < LATE) & (now.key_tiles > 0)) continue;
     if (now.key_tiles == 0) break;

@@ -30,7 +30,7 @@ SEGMENT_TILES = {64: 64, 128: 32, 256: 128}
 
 # Of them, those that there are for rows of one segment: what goes on from segment to segment is two fifths of a kernel,
 # and costs every query tile some instructions. Where the GPU is full. The others, and these but for the one that suits
-# short sequences, are for rows of any number.
+# short sequences, are for rows of any number of segments.
 SHORT = {(64, 1, 64), (64, 3, 64), (128, 2, 64), (256, 2, 64)}
 NEVER_LONG = {(64, 1, 64)}
 

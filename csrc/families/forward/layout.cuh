@@ -1,7 +1,7 @@
 /*
  * layout.cuh - the constants of one forward kernel, and what lies where in its shared memory.
  *
- * HEAD_DIM, TILE_K, WARPGROUPS, ROWS, STAGES, CTAS_PER_SM, SEGMENT_TILES and LISTED come from family.py.
+ * HEAD_DIM, TILE_K, WARPGROUPS, ROWS, STAGES, CTAS_PER_SM, SEGMENT_TILES, ONE_SEGMENT and LISTED come from family.py.
  */
 #ifndef DHP_FORWARD_LAYOUT_CUH
 #define DHP_FORWARD_LAYOUT_CUH

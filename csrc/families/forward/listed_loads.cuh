@@ -62,7 +62,7 @@ static __device__ __forceinline__ int offset_of_piece(int piece, int piece_bytes
 /* If go: asks for this warp's part of a pair, a tile of k or of v, into a stage. */
 static __device__ __forceinline__ void load_part(int go, const loader *l, uint32_t pairs_full, int index,
                                                  key_tile tile) {
-  if (!l->looks) return;
+  if (!l->finds_places) return;
   const uint32_t to = l->tiles + index * KV_BYTES, full = pairs_full + 8 * index;
   const int key_head = quotient(head_of(l->params, &tile.of), l->params->by_heads_per_key_head);
   const key_place mine = place_of_lane(l->params, l->list, go, &tile, l->lane), first = place_of_piece(mine, 0);

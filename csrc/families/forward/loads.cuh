@@ -26,9 +26,9 @@ typedef struct loader {
   const dhp_fwd_params *params;
   const dhp_fwd_list *list;
   int lane;
-  int looks; /* it goes through the code that finds where tiles lie, which is long. At first all warps do: ptxas would
-              * make so few instructions conditional one by one, and the gate sass could not see that they belong
-              * together */
+  /* It goes through the code that finds where tiles lie, which is long. At first all warps do: there ptxas would make
+   * its instructions conditional one by one, and the gate sass could not see that they belong together. */
+  int finds_places;
 #endif
 } loader;
 

@@ -28,6 +28,9 @@ enum {
                          : PIECES /* as registers allow */
 };
 
+static_assert(PIECES % GO_BATCH == 0 && PIECES % BATCH == 0 && PIECES >= AHEAD * GO_BATCH,
+              "pieces come in whole batches");
+
 /* A thread's first row of a query tile's place; its next one is eight further. */
 static __device__ __forceinline__ int row_of_part(int place, int thread) {
   const int group = thread / WARPGROUP_THREADS, warp = thread / 32 % WARPS_PER_GROUP;

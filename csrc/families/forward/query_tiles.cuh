@@ -1,6 +1,6 @@
 /*
  * query_tiles.cuh - the device's half of the static schedule: which query tiles a CTA computes, one after another. The
- * host's half is schedule.c. Before this header: WARPGROUPS, ROWS, TILE_K and SEGMENT_TILES.
+ * host's half is schedule.c. Before this header: WARPGROUPS, ROWS, TILE_K, SEGMENT_TILES and ONE_SEGMENT.
  *
  * Items are dealt to CTAs in rounds: first head groups in order, then a list.
  *
