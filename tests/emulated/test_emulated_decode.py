@@ -187,7 +187,7 @@ MISTAKES: dict[str, Substitution] = {
         "address_in_cta(full, rank));\n  }",
         "address_in_cta(group_full(base, 0), rank)); }",
     ),
-    "copied_before_the_fence": ("hand_to_tma(warp); mbarrier", "bar_sync(1, WITH_ITSELF + warp, 32); mbarrier"),
+    "copied_before_the_fence": ("hand_to_tma(warp); mbarrier", "bar_sync(1, OWN_BARRIER + warp, 32); mbarrier"),
     "copied_before_the_warp_has_met": (
         "hand_to_tma(warp); mbarrier",
         "fence_async_shared(); (void)warp; mbarrier",

@@ -74,6 +74,14 @@ class Sequences:
     def rows(self, b: int) -> slice:
         return slice(int(self.cu_seqlens_q[b]), int(self.cu_seqlens_q[b + 1]))
 
+    def part(self, first: int, last: int) -> Sequences:
+        """Rows [first, last) of the only sequence, without pages, and the keys up to where the last of them stands."""
+        end = self.lengths_k[0] - self.lengths_q[0] + last
+        part = Sequences([last - first], [end], self.head_dim, self.seed)
+        part.q[: last - first] = self.q[first:last]
+        part.k[:end], part.v[:end] = self.k[:end], self.v[:end]
+        return part
+
     def attend(self, emulator: Emulator, **options: object) -> tuple[Tensor, Tensor]:
         """out and lse; nothing beside out is written."""
         around = torch.full((len(self.q) + 2, HEADS, self.head_dim + 8), 7.0).bfloat16()
@@ -180,9 +188,7 @@ def test_a_row_in_a_window_has_its_bits_in_other_company(
     out, lse = whole.attend(emulator, is_causal=True, window=(kernel.tile_k + 5, -1))
     rows_alone = [(i, i + 1) for i in range(keys - 8, keys)]
     for first, last in (*rows_alone, (kernel.tile_k - 20, kernel.tile_k + 30)):
-        part = Sequences([last - first], [last], kernel.head_dim, session_seed)
-        part.q[: last - first] = whole.q[first:last]
-        part.k[:last], part.v[:last] = whole.k[:last], whole.v[:last]
+        part = whole.part(first, last)
         part_out, part_lse = part.attend(emulator, is_causal=True, window=(kernel.tile_k + 5, -1))
         assert same_bits(part_out[: last - first], out[first:last])
         assert same_bits(part_lse[:, : last - first], lse[:, first:last])

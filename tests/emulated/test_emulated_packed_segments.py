@@ -7,7 +7,6 @@ Segments are short here, as no kernel that ships has them.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,17 +14,13 @@ from compiling import Substitution, families, needs_c, needs_compiler
 from emulated import LISTED, Emulator, Violation, build
 from harness import same_bits
 from test_emulated_packed import FEW, Sequences, assert_right
+from test_emulated_segments import CHEAP, TILES, of_short_segments
 
 pytestmark = [needs_compiler, needs_c]
 
 Emulators = Callable[[families.Kernel], Emulator]  # of conftest.py
 
-TILES = 2  # of a segment
 QUERIES = 21
-
-
-def of_short_segments(kernel: families.Kernel) -> families.Kernel:
-    return replace(kernel, name=f"{kernel.name}_short_segments", segment_tiles=TILES)
 
 
 def assert_one_chain(emulator: Emulator, of_one_segment: Emulator, kernel: families.Kernel, seed: int) -> None:
@@ -41,18 +36,14 @@ def assert_one_chain(emulator: Emulator, of_one_segment: Emulator, kernel: famil
 
 def assert_fold(emulator: Emulator, of_one_segment: Emulator, kernel: families.Kernel, seed: int) -> None:
     """Wider ones, and none: other bits than those; and each row has them alone, too."""
-    d, keys = kernel.head_dim, 5 * kernel.tile_k + 9
-    packed = Sequences([QUERIES], [keys], d, seed)
+    keys = 5 * kernel.tile_k + 9
+    packed = Sequences([QUERIES], [keys], kernel.head_dim, seed)
     for window in ((TILES * kernel.tile_k, -1), (keys, -1), (-1, -1)):
         out, lse = packed.attend(emulator, window=window, is_causal=True)
         assert_right(packed, out, lse, True, window)
         assert not same_bits(out, packed.attend(of_one_segment, window=window, is_causal=True)[0]), window
         for row in (0, 8, QUERIES - 1):
-            end = keys - QUERIES + row + 1
-            alone = Sequences([1], [end], d, seed)
-            alone.q[:1] = packed.q[row : row + 1]
-            alone.k[:end], alone.v[:end] = packed.k[:end], packed.v[:end]
-            alone_out, alone_lse = alone.attend(emulator, window=window, is_causal=True)
+            alone_out, alone_lse = packed.part(row, row + 1).attend(emulator, window=window, is_causal=True)
             assert same_bits(alone_out[:1], out[row : row + 1]) and same_bits(alone_lse[:, :1], lse[:, row : row + 1])
 
 
@@ -61,7 +52,7 @@ def test_rows_are_chains_or_folds_by_the_window_alone(
     kernel: families.Kernel, emulators: Emulators, session_seed: int
 ) -> None:
     print(f"to repeat these calls: pytest --seed {session_seed}")
-    short, of_one_segment = emulators(of_short_segments(kernel)), emulators(kernel)
+    short, of_one_segment = emulators(of_short_segments(kernel, CHEAP)), emulators(kernel)
     assert_one_chain(short, of_one_segment, kernel, session_seed)
     assert_fold(short, of_one_segment, kernel, session_seed)
 
@@ -75,7 +66,7 @@ MISTAKES: dict[str, Substitution] = {
 
 @pytest.mark.parametrize("mistake", MISTAKES.values(), ids=MISTAKES.keys())
 def test_a_mistake_is_found(tmp_path: Path, host: list[Path], emulators: Emulators, mistake: Substitution) -> None:
-    wrong = build(tmp_path, of_short_segments(FEW), host, (mistake,))
+    wrong = build(tmp_path, of_short_segments(FEW, CHEAP), host, (mistake,))
     with pytest.raises((AssertionError, Violation)):
         assert_one_chain(wrong, emulators(FEW), FEW, 0)
         assert_fold(wrong, emulators(FEW), FEW, 0)

@@ -24,7 +24,7 @@ enum {
   OUTPUT_WARPS = DHP_DECODE_STRIP / 8,        /* warps that multiply P and v, eight columns each: the first ones */
   LOADER = OUTPUT_WARPS,                      /* the warp that asks for strips of v meanwhile */
   GROUP_THREADS = (OUTPUT_WARPS + 1) * 32,    /* that meet where a group's places become free */
-  WITH_ITSELF = FINISHED + STAGES,            /* + warp: a named barrier of its own */
+  OWN_BARRIER = FINISHED + STAGES,            /* + warp: a named barrier of its own */
   TOP_COPIES = CLUSTER < 4 ? 4 / CLUSTER : 1, /* of a tile's highest scores that a CTA gets */
   SCORES = TILE_K / 2,                        /* floats of S a thread holds, of one tile; half of them are used */
   THREAD_ROWS = 1,                            /* rows that a thread computes, of the two that mma gives it */
@@ -63,7 +63,7 @@ static_assert(DHP_DECODE_ALIGN + SHARED_BARRIERS + BARRIER_BYTES ==
               "the host and the kernel disagree on the shared memory plan");
 static_assert(TILES >= SEGMENT_TILES && ROWS == DHP_DECODE_ROWS, "or on what a cluster has room for");
 static_assert(STAGES * GROUP == WARPS * STRIPS_PER_BOX, "strips of v take the places of k");
-static_assert(WITH_ITSELF + WARPS <= 16, "named barriers");
+static_assert(OWN_BARRIER + WARPS <= 16, "named barriers");
 static_assert(GROUPS % WARPS == 0, "each warp prepares as many");
 static_assert(GROUP % CLUSTER == 0 || CLUSTER % GROUP == 0, "whose tiles a group's are");
 static_assert(SHARED_SHARES % 16 == 0 && SHARE_BYTES % 16 == 0, "what TMA copies");

@@ -76,7 +76,7 @@ static __device__ __forceinline__ float top_before(uint32_t base, int tile, floa
  */
 static __device__ __forceinline__ void hand_to_tma(int warp) {
   fence_async_shared();
-  bar_sync(1, WITH_ITSELF + warp, 32);
+  bar_sync(1, OWN_BARRIER + warp, 32);
 }
 
 /*
