@@ -143,7 +143,7 @@ def test_a_wrong_call_is_found(
     assert not have_the_bits_they_have_alone(requests_of[0])
 
 
-@pytest.mark.parametrize("kept", [20, 4090])
+@pytest.mark.parametrize("kept", [20, 4090, 8195])
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=needs_hopper)])
 def test_windows_over_segments(rng: torch.Generator, device: str, kept: int) -> None:
     """Whatever a cache has kept of the keys, and wherever the segments begin that the kernels fold."""
@@ -158,7 +158,7 @@ def test_windows_over_segments(rng: torch.Generator, device: str, kept: int) -> 
         both = ([0, chunk], [0, cached.stop - cached.start])
         ends_q, ends_k = (torch.tensor(ends, dtype=torch.int32, device=device) for ends in both)
         positions = torch.arange(first, first + chunk, device=device)[None]
-        rows, begins = _whole_groups(ends_q, ends_k, positions, _places_of(q))
+        rows, begins = _whole_groups(ends_q, ends_k, positions, _places_of(q, kept + 1))
         own = [t[0, :, cached].transpose(0, 1)[rows] for t in (k, v)]
         queries = q[0, :, first : first + chunk].transpose(0, 1)
         options: Any = {"is_causal": True, "window": window}
@@ -205,13 +205,18 @@ def test_graphs_on_cuda(rng: torch.Generator) -> None:
 
 
 @needs_kernels
-@pytest.mark.parametrize(("head_dim", "tile"), [(32, 128), (64, 128), (128, 128), (136, 80), (256, 80)])
-def test_where_groups_of_keys_begin(head_dim: int, tile: int) -> None:
-    """As docs/kernel.md says of the kernels."""
+@pytest.mark.parametrize(
+    ("head_dim", "tile", "segment"),
+    [(32, 128, 8192), (64, 128, 8192), (128, 128, 4096), (136, 80, 10240), (256, 80, 10240)],
+)
+def test_where_groups_and_segments_of_keys_begin(head_dim: int, tile: int, segment: int) -> None:
+    """As docs/kernel.md says of the kernels; segments are none where a window is no wider than one."""
     with FakeTensorMode() as mode:
         meta = torch.empty((5, 2, head_dim), dtype=torch.bfloat16, device="meta")
-        assert _places_of(FakeTensor(mode, meta, torch.device("cuda:0"))).group == tile
-    assert _places_of(torch.empty(5, 2, head_dim)) == CPU_PLACES
+        on_cuda = FakeTensor(mode, meta, torch.device("cuda:0"))
+        assert _places_of(on_cuda, segment) == Places(tile, tile)
+        assert _places_of(on_cuda, segment + 1) == Places(tile, segment)
+    assert _places_of(torch.empty(5, 2, head_dim), 7) == CPU_PLACES
 
 
 def test_pages_that_requests_share(rng: torch.Generator, requests_of: Any) -> None:

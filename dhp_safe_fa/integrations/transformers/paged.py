@@ -123,19 +123,22 @@ def paged_attention_forward(
     if attention_mask.window is not None:
         if q.is_cuda and torch.cuda.is_current_stream_capturing():
             refuse("a sliding window in a CUDA graph; supported: ContinuousBatchingConfig(use_cuda_graph=False)")
-        rows, begins_k = _whole_groups(begins_q, begins_k, options.get("position_ids"), _places_of(q))
+        places = _places_of(q, attention_mask.window)
+        rows, begins_k = _whole_groups(begins_q, begins_k, options.get("position_ids"), places)
         k, v, longest_k = k[rows], v[rows], int(begins_k.diff().max())
     return attention_varlen(q, k, v, begins_q, begins_k, options["max_length_q"], longest_k, **common)[None], None
 
 
-def _places_of(q: Tensor) -> Places:
-    """On CUDA a group is a key tile of the kernels that serve q's head_dim, and a segment so many of them."""
+def _places_of(q: Tensor, window: int) -> Places:
+    """On CUDA a group is a key tile of the kernels that serve q's head_dim, and a segment so many of them; but within a
+    window of so many keys that is no wider than a segment a row is one chain, which segments do not cut."""
     if not q.is_cuda:
         return CPU_PLACES
     packed = [kernel for kernel in _inspect.kernels() if kernel["part"] == "packed out"]
     fitting = min((k for k in packed if k["head_dim"] >= q.shape[-1]), key=lambda kernel: int(kernel["head_dim"]))
     tile_k = int(fitting["tile_k"])
-    return Places(tile_k, tile_k * int(fitting["segment_tiles"]))
+    segment = tile_k * int(fitting["segment_tiles"])
+    return Places(tile_k, tile_k if window <= segment else segment)
 
 
 def _whole_groups(
