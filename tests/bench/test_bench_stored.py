@@ -121,5 +121,5 @@ def test_readme_says_what_is_stale() -> None:
     text = README.read_text(encoding="utf-8")
     runs = stored.stored_runs(stored.RESULTS, _inspect.kernels())
     assert text == stored.rewrite(text, runs), "python -m dhp_safe_fa.bench.stored --write README.md"
-    for name in ("h200_forward.json", "h100_backward.json"):
+    for name in ("h100_forward.json", "h100_backward.json"):
         assert name in text
