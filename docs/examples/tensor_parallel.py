@@ -55,4 +55,5 @@ def main() -> None:
 if __name__ == "__main__":
     dist.init_process_group("gloo")
     main()  # the mesh, and all that refers to it, is gone before its groups are
+    dist.monitored_barrier()  # meanwhile gloo's threads let go of what was gathered: while Python ends, that aborts it
     dist.destroy_process_group()
