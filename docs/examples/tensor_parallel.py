@@ -55,5 +55,7 @@ def main() -> None:
 if __name__ == "__main__":
     dist.init_process_group("gloo")
     main()  # the mesh, and all that refers to it, is gone before its groups are
-    dist.monitored_barrier()  # meanwhile gloo's threads let go of what was gathered: while Python ends, that aborts it
+    # A group that has served a DTensor outlives destroy_process_group (torch 2.13). Its thread lets go of what it
+    # gathered when it gets the GIL; if Python is ending by then, that aborts the process. It gets it in this wait.
+    dist.monitored_barrier()
     dist.destroy_process_group()
