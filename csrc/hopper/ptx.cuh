@@ -165,6 +165,17 @@ DHP_PTX void tma_load(int go, uint32_t destination, const CUtensorMap *map, uint
                : "memory");
 }
 
+/* The same for a box that is read once: what else is in the L2 cache stays there longer. */
+DHP_PTX void tma_load_once(int go, uint32_t destination, const CUtensorMap *map, uint32_t barrier, int d, int s, int h,
+                           int b) {
+  asm volatile("{.reg .pred one; .reg .b64 first; createpolicy.fractional.L2::evict_first.b64 first, 1.0;\n"
+               "elect.sync _|one, 0xffffffff; setp.ne.and.s32 one, %7, 0, one;\n"
+               "@one cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint"
+               " [%0], [%1, {%3, %4, %5, %6}], [%2], first;}" ::"r"(destination),
+               "l"(map), "r"(barrier), "r"(d), "r"(s), "r"(h), "r"(b), "r"(go)
+               : "memory");
+}
+
 /* If go: one arrival for the calling warp, and the box that it announces: one election for both. */
 DHP_PTX void tma_load_announced(int go, uint32_t destination, const CUtensorMap *map, uint32_t barrier, uint32_t bytes,
                                 int d, int s, int h, int b) {

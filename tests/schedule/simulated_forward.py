@@ -60,7 +60,33 @@ MUTATIONS = (
     ),
     Mutation(
         "q_asked_for_before_its_place_is_free",
-        (("if (SEAMLESS) ASK_QUERIES();", "ASK_QUERIES();"), ("if (!SEAMLESS) ASK_QUERIES();", "")),
+        (("if (ASKS_AHEAD) ASK_QUERIES();", "ASK_QUERIES();"), ("if (!ASKS_AHEAD) ASK_QUERIES();", "")),
+    ),
+    Mutation("q_into_the_place_of_this_query_tile", (("Q_PLACE(q_parity) : 0", "Q_PLACE(q_parity ^ 1) : 0"),)),
+    Mutation("q_of_the_next_query_tile", (("Q_PLACE(q_parity ^ 1) /", "Q_PLACE(q_parity) /"),)),
+    Mutation(
+        "one_place_for_two_query_tiles",
+        (("define Q_PLACE(parity) ((parity)", "define Q_PLACE(parity) (0 * (parity)"),),
+    ),
+    Mutation("no_turn_while_others_are_ahead", (("take_turn(TURN + group); give_turn(1, next_turn);", ""),)),
+    Mutation(
+        "keys_of_a_step_of_others",
+        (("next_turn); pair = stage_after(pair); bar_arrive(ASKS", "next_turn); bar_arrive(ASKS"),),
+    ),
+    Mutation("nobody_hears_of_a_passed_step", (("bar_arrive(ASKS_EARLY, FINISHED", "bar_arrive(0, FINISHED"),)),
+    Mutation(
+        "not_awaited_while_others_are_ahead",
+        (
+            (
+                "CTA_THREADS); t += LATE_UNLESS(mbarrier_wait(pairs_full + 8 * pair.index, pair.parity, p.zero));",
+                "CTA_THREADS);",
+            ),
+        ),
+    ),
+    Mutation(
+        "late_pairs_of_others_steps_not_awaited_again",
+        (("p.zero)); if (t >= LATE) AWAIT_LATE_PAIR(); } while (0)", "p.zero)); t &= LATE - 1; } while (0)"),),
+        time_outs=True,
     ),
     Mutation("q_of_the_first_warp", (("row = 16 * warp + lane % 16;", "row = 0 * warp + lane % 16;"),)),
     Mutation(
@@ -147,10 +173,13 @@ FORWARD = Simulated(
     part="out",
     scheduled=(
         ("tile.row = along_q * rows;", "tile.row = along_q * rows; place_as_scheduled(&tile, head_group);"),
-        ("return min(p->seqlen_k, row + 1 + p->highest);", "(void)p; return scheduled_for_first(row);"),
         (
-            "return min(p->seqlen_k, row + (WARPGROUPS << p->log2_rows) + p->highest);",
-            "(void)p; return scheduled_for_last(row);",
+            "return min(p->seqlen_k, row + (group << p->log2_rows) + 1 + p->highest);",
+            "(void)p; (void)group; return scheduled_for_first(row);",
+        ),
+        (
+            "return min(p->seqlen_k, row + ((group + 1) << p->log2_rows) + p->highest);",
+            "(void)p; return scheduled_for_last(row, group);",
         ),
     ),
     tiles_and_steps=((4, 4), (2, 9)),

@@ -34,7 +34,7 @@ OF_SEGMENTS = (
     Mutation("goes_on_as_a_query_tile", ((" & (NEXT_SEGMENT() < 0)", ""),)),
     Mutation("goes_on_without_what_was_before", (("!IS_SPLIT & !RESUMES() &", "!IS_SPLIT &"),)),
     Mutation("stops_at_each_segment", (("else if (JOINS_SEGMENTS", "else if (0 & JOINS_SEGMENTS"),)),
-    Mutation("never_resumed", (("tile->last < top_tile(p, tile->row)", "tile->last < 0 * top_tile(p, tile->row)"),)),
+    Mutation("never_resumed", (("(tile->last < top_tile(", "(tile->last < 0 * top_tile("),)),
     Mutation("pieces_before_are_forgotten", (("load_four_if(go, before[i],", "load_four_if(go & 0, before[i],"),)),
     Mutation("pieces_of_another_query_tile", (("load_four_if(go, before[i],", "load_four_if(go | 1, before[i],"),)),
     Mutation(

@@ -154,7 +154,7 @@ WRONG_DEALS = {
     "the_last_segment_again": ("from < 0 ? top : from;", "from < 0 ? top : top;"),
     "segments_from_the_last_key_on": ("tile.last % SEGMENT_TILES + 1", "min(tile.last + 1, SEGMENT_TILES)"),
     "a_key_tile_between_segments": (": tile->last - tile->key_tiles;", ": tile->last - tile->key_tiles - 1;"),
-    "never_resumed": ("tile->last < top_tile(p, tile->row)", "tile->last < 0 * top_tile(p, tile->row)"),
+    "never_resumed": ("(tile->last < top_tile(", "(tile->last < 0 * top_tile("),
     "split_segments_resumed": ("(p->splits == 1) & (tile->last <", "(tile->last <"),
     "split_segments_go_on": ("return p->splits > 1 ? -1 :", "return p->splits > 99 ? -1 :"),
     "head_groups_as_if_nothing_were_split": ("quotient(in_batch, p->by_splits)", "in_batch"),
@@ -164,6 +164,9 @@ WRONG_DEALS = {
     ),
     "keys_that_no_row_sees": ("top < begin ? begin + DHP_NOT_SEEN_TILES :", "top < begin ? begin :"),
     "a_masked_tile_too_few": ("return tile->last + 1 - max(", "return tile->last - max("),
+    "a_warpgroup_stops_before_its_last_key": ("((group + 1) << p->log2_rows)", "(group << p->log2_rows)"),
+    "masks_of_the_first_warpgroup": ("OWN_TILES ? group : 0), 0)", "0 * group), 0)"),
+    "too_few_steps_of_others": ("WARPGROUPS - 1) - tile->last;", "0) - tile->last;"),
 }
 
 

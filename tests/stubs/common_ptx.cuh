@@ -15,6 +15,10 @@ static inline void tma_load_two_announced(int go, uint32_t first, uint32_t secon
   tma_load_announced(go, first, map, barrier, bytes, d, s, h, b);
   tma_load(go, second, map, barrier, e, s, h, b);
 }
+static inline void tma_load_once(int go, uint32_t destination, const CUtensorMap *map, uint32_t barrier, int d, int s,
+                                 int h, int b) {
+  tma_load(go, destination, map, barrier, d, s, h, b);
+}
 static inline void tma_prefetch_map(const CUtensorMap *) {}
 
 static inline void fence_mbarrier_init() {}

@@ -14,6 +14,9 @@
  * are named barriers. With one warpgroup there is no turn to hand over; if CTAS_PER_SM is not 1, others on the
  * multiprocessor fill the gaps.
  *
+ * If OWN_TILES, a warpgroup whose rows do not see the last key tile of the query tile gives its turns on until it comes
+ * to one that they see.
+ *
  * After the last key tile there is P v left: if SEAMLESS, S(0) of the next query tile follows it in one step, and O is
  * stored while S(0) is computed. Else the last step is P v alone, and step 0 S(0).
  *
@@ -78,7 +81,7 @@
 #define ROW_END(tile) end_of_rows(&p, &list, &(tile))
 #else
 #define LIST_PARAMETER
-#define NTH_QUERY_TILE(nth, from) nth_query_tile(&p, nth, from)
+#define NTH_QUERY_TILE(nth, from) nth_query_tile(&p, nth, from, group)
 #define NEXT_SEGMENT() (ONE_SEGMENT ? -1 : next_segment(&p, &now))
 #define HEAD_OF(tile) (tile).head
 #define RESUMES() (ONE_SEGMENT ? 0 : resumes(&p, &now))
@@ -87,7 +90,7 @@
 #define BATCH_OF(tile) (tile).batch
 #define FIRST_ROW(tile) (tile).row
 #define IS_BAD(tile) 0
-#define MASKED_STEPS() masked_steps(&p, &now)
+#define MASKED_STEPS() masked_steps(&p, &now, group)
 #define ROW_END(tile) p.seqlen_q
 #endif
 
@@ -132,7 +135,7 @@ dhp_attention_fwd(const __grid_constant__ CUtensorMap q_map, const __grid_consta
   const int group = warp / WARPS_PER_GROUP, lane = (int)threadIdx.x % 32;
   const uint32_t pairs_full = base + SHARED_BARRIERS + PAIR_FULL;
   const uint32_t q_full = base + SHARED_BARRIERS + Q_FULL + 8 * group;
-  const uint32_t q_rows = base + SHARED_Q + group * Q_BYTES;
+  const uint32_t q_rows = base + SHARED_Q + group * Q_BYTES; /* in the first place of two, if there are so many */
 #if Q_IN_REGISTERS
   uint32_t q[HEAD_DIM / 4]; /* as the A operand of S: four registers for 16 columns */
 #else
@@ -194,6 +197,12 @@ dhp_attention_fwd(const __grid_constant__ CUtensorMap q_map, const __grid_consta
     arrived = any_lane(!(came)) ? 0 : arrived; \
     t &= LATE - 1;                             \
   } while (0)
+
+/* Of the two places of q, if there are two, that of a phase, in bytes from the first. */
+#define Q_PLACE(parity) ((parity) * WARPGROUPS * Q_BYTES)
+/* Then q is asked for while the query tile before is computed: its place is free. If SEAMLESS, too: there a query tile
+ * takes its q out of the place when it begins. */
+#define ASKS_AHEAD (SEAMLESS || Q_PLACES > 1)
 
 /* q's next phase if it is asked for, else the one before, which has ended. */
 #define PARITY_OF_QUERIES(asked) (q_parity ^ !(asked))
@@ -281,7 +290,10 @@ dhp_attention_fwd(const __grid_constant__ CUtensorMap q_map, const __grid_consta
 #if Q_IN_REGISTERS
 #define ISSUE_SCORES() issue_held<wgmma_scores>(s, q, OF_STAGE(k_descriptor), KV_BOX_BYTES, HEAD_DIM, HIGH)
 #else
-#define Q_DESCRIPTOR (HEAD_DIM > 128 ? matrix_descriptor(q_rows + UNKNOWN_ZERO, 16) : q_descriptor)
+#define Q_DESCRIPTOR                                                       \
+  (HEAD_DIM > 128 ? matrix_descriptor(q_rows + UNKNOWN_ZERO, 16)           \
+   : Q_PLACES > 1 ? q_descriptor + Q_PLACE(q_parity ^ 1) / DESCRIPTOR_UNIT \
+                  : q_descriptor)
 #define ISSUE_SCORES() \
   issue_shared<wgmma_scores>(s, Q_DESCRIPTOR, Q_BOX_BYTES, OF_STAGE(k_descriptor), KV_BOX_BYTES, HEAD_DIM, HIGH)
 #endif
@@ -392,9 +404,9 @@ dhp_attention_fwd(const __grid_constant__ CUtensorMap q_map, const __grid_consta
     TAKE_QUERIES();     \
   } while (0)
 #define ASKED_QUERIES (next.key_tiles > 0 && !(JOINS_SEGMENTS && NEXT_SEGMENT() >= 0))
-#define ASK_QUERIES()                                                                                                 \
-  load_queries(loads_q && arrived && ASKED_QUERIES, &q_map, q_rows, q_full, FIRST_ROW(next) + (group << p.log2_rows), \
-               HEAD_OF(next), BATCH_OF(next))
+#define ASK_QUERIES()                                                                                                \
+  load_queries(loads_q && arrived && ASKED_QUERIES, &q_map, q_rows + (Q_PLACES > 1 ? Q_PLACE(q_parity) : 0), q_full, \
+               FIRST_ROW(next) + (group << p.log2_rows), HEAD_OF(next), BATCH_OF(next))
 
 /*
  * In step 0, once its products have been issued: the next segment or query tile, and what could not be asked for
@@ -404,8 +416,19 @@ dhp_attention_fwd(const __grid_constant__ CUtensorMap q_map, const __grid_consta
   do {                                                                 \
     nth += NEXT_SEGMENT() < 0;                                         \
     next = NTH_QUERY_TILE(nth, NEXT_SEGMENT());                        \
-    if (SEAMLESS) ASK_QUERIES();                                       \
+    if (ASKS_AHEAD) ASK_QUERIES();                                     \
     load_skipped(arrived, &load, pairs_full, pair.index, &now, &next); \
+  } while (0)
+
+/* A step of others before this warpgroup's first one: it gives its turn on, and awaits the next step's pair. */
+#define PASS_ON()                                                                      \
+  do {                                                                                 \
+    take_turn(TURN + group);                                                           \
+    give_turn(1, next_turn);                                                           \
+    pair = stage_after(pair);                                                          \
+    bar_arrive(ASKS_EARLY, FINISHED + pair.index, CTA_THREADS);                        \
+    t += LATE_UNLESS(mbarrier_wait(pairs_full + 8 * pair.index, pair.parity, p.zero)); \
+    if (t >= LATE) AWAIT_LATE_PAIR();                                                  \
   } while (0)
 
 #define IS_PART() (IS_SPLIT | (!JOINS_SEGMENTS & (NEXT_SEGMENT() >= 0)))
@@ -561,7 +584,7 @@ dhp_attention_fwd(const __grid_constant__ CUtensorMap q_map, const __grid_consta
 #define FINISH_OUTPUT()                                           \
   do {                                                            \
     BEGIN_STEP();                                                 \
-    if (!SEAMLESS) ASK_QUERIES();                                 \
+    if (!ASKS_AHEAD) ASK_QUERIES();                               \
     wgmma_fence();                                                \
     ISSUE_OUTPUT();                                               \
     HAND_OVER(!(is_last_group && next.key_tiles == 0), LOAD_ANY); \
@@ -630,6 +653,11 @@ dhp_attention_fwd(const __grid_constant__ CUtensorMap q_map, const __grid_consta
     /* Step 0, S(0) alone. */
     BEGIN_ROWS();
     BEGIN_QUERIES();
+#if OWN_TILES
+#pragma unroll 1
+    for (int others = steps_before(&p, &now); others > 0; others--)
+      PASS_ON();
+#endif
     take_turn(TURN + group);
     ISSUE_SCORES();
     give_turn(1, next_turn);

@@ -34,7 +34,11 @@ SEGMENT_TILES = {64: 64, 128: 32, 256: 128}
 SHORT = {(64, 1, 64), (64, 3, 64), (128, 2, 64), (256, 2, 64)}
 NEVER_LONG = {(64, 1, 64)}
 
-# Of them, those that there are for query tiles in a list, too (packed sequences): for many rows of a sequence, and few.
+# Of the short ones, those with a second place for q, which comes while the query tile before is computed: where shared
+# memory has room for it, and no other CTA fills the gap.
+TWO_PLACES = {(64, 3, 64)}
+
+# Of all, those that there are for query tiles in a list, too (packed sequences): for many rows of a sequence, and few.
 LISTED = {(64, 1, 32), (64, 3, 64), (128, 1, 32), (128, 2, 64), (256, 1, 64), (256, 2, 64)}
 
 
@@ -47,7 +51,8 @@ def kernel(
     *others: int,
 ) -> Kernel:
     name = f"fwd_{dtype}_d{head_dim}_k{tile_k}_w{warpgroups}" + ("" if rows == 64 else f"_r{rows}")
-    extra = (("LISTED", int(is_listed)), ("FORM", form))
+    places = 2 if is_short and (head_dim, warpgroups, rows) in TWO_PLACES else 1
+    extra = (("LISTED", int(is_listed)), ("FORM", form), ("Q_PLACES", places))
     name += ("_short" if is_short else "") + ("_listed" if is_listed else "") + (f"_{FORMS[form]}" if form else "")
     part = ("packed out" if is_listed else "out") + (f" {FORMS[form]}" if form else "")
     tiles = SEGMENT_TILES[head_dim]

@@ -1,7 +1,8 @@
 /*
  * layout.cuh - the constants of one forward kernel, and what lies where in its shared memory.
  *
- * HEAD_DIM, TILE_K, WARPGROUPS, ROWS, STAGES, CTAS_PER_SM, SEGMENT_TILES, ONE_SEGMENT and LISTED come from family.py.
+ * HEAD_DIM, TILE_K, WARPGROUPS, ROWS, STAGES, CTAS_PER_SM, SEGMENT_TILES, ONE_SEGMENT, LISTED and Q_PLACES come
+ * from family.py.
  */
 #ifndef DHP_FORWARD_LAYOUT_CUH
 #define DHP_FORWARD_LAYOUT_CUH
@@ -21,6 +22,13 @@ typedef dhp_fwd_params kernel_params;
 /* The last P v of a query tile is issued together with S(0) of the next one: its q comes before this tile has ended. */
 #define SEAMLESS Q_IN_REGISTERS
 
+/*
+ * A warpgroup begins a query tile with the last key tile that its own rows see: steps before that are those of others.
+ * If SEAMLESS the last step of one query tile is the first of the next. Of longer rows it would be too small a part,
+ * and with a list nothing was gained.
+ */
+#define OWN_TILES (ONE_SEGMENT && WARPGROUPS > 1 && !SEAMLESS)
+
 enum {
   BOXES = HEAD_DIM / BOX_COLUMNS, /* 64-column boxes along head_dim */
   Q_BOX_BYTES = ROWS * ROW_BYTES,
@@ -37,7 +45,7 @@ enum {
 
 enum { /* byte offsets from the 1024-aligned start */
        SHARED_Q = 0,
-       SHARED_K = SHARED_Q + WARPGROUPS * Q_BYTES,
+       SHARED_K = SHARED_Q + Q_PLACES * WARPGROUPS * Q_BYTES,
        SHARED_V = SHARED_K + STAGES * KV_BYTES,
        SHARED_BARRIERS = SHARED_V + STAGES * KV_BYTES
 };
@@ -49,7 +57,7 @@ enum mbarrier {             /* byte offset of the first 8-byte mbarrier of a kin
 };
 
 static_assert(DHP_SHARED_ALIGN + SHARED_BARRIERS + BARRIER_BYTES ==
-                  DHP_FWD_SHARED_BYTES(HEAD_DIM, TILE_K, WARPGROUPS, ROWS, STAGES),
+                  DHP_FWD_SHARED_BYTES(HEAD_DIM, TILE_K, WARPGROUPS, ROWS, STAGES, LISTED, FORM, Q_PLACES),
               "the host and the kernel disagree on the shared memory plan");
 
 #endif

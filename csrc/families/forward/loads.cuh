@@ -104,11 +104,14 @@ static __device__ __forceinline__ void hold_queries(uint32_t *q, uint32_t q_rows
   }
 }
 
-/* If go: asks for this warpgroup's rows of q. */
+/* If go: asks for this warpgroup's rows of q. Nobody else reads them. Of short rows they are a third and more of what
+ * is read: there k and v, which others read again, come before them in the L2 cache. */
 static __device__ __forceinline__ void load_queries(int go, const CUtensorMap *map, uint32_t q_rows, uint32_t full,
                                                     int row, int head, int batch) {
   mbarrier_arrive_expect_tx(go, full, Q_BYTES);
-  load_boxes(go, q_rows, map, full, BOXES, Q_BOX_BYTES, 0, row, head, batch);
+  for (int box = 0; box < BOXES; box++)
+    (ONE_SEGMENT ? tma_load_once : tma_load)(go, q_rows + box * Q_BOX_BYTES, map, full, box * BOX_COLUMNS, row, head,
+                                             batch);
 }
 
 #endif

@@ -83,11 +83,11 @@ typedef struct dhp_fwd_forms {
 } dhp_fwd_forms;
 
 /*
- * Dynamic shared memory of one CTA in bytes: Q tile, tiles of K and of V, all of 2-byte elements, and an 8-byte
- * mbarrier for the q rows of each warpgroup and for each stage. A macro because it initialises a constant table.
+ * Dynamic shared memory of one CTA in bytes: places of a Q tile, tiles of K and of V, all of 2-byte elements, and an
+ * 8-byte mbarrier for the q rows of each warpgroup and for each stage. A macro because it initialises a constant table.
  */
-#define DHP_FWD_SHARED_BYTES(head_dim, tile_k, warpgroups, rows, stages, ...)                             \
-  (DHP_SHARED_ALIGN + (warpgroups) * (rows) * (head_dim) * 2 + 2 * (stages) * (tile_k) * (head_dim) * 2 + \
+#define DHP_FWD_SHARED_BYTES(head_dim, tile_k, warpgroups, rows, stages, listed, form, q_places)                       \
+  (DHP_SHARED_ALIGN + (q_places) * (warpgroups) * (rows) * (head_dim) * 2 + 2 * (stages) * (tile_k) * (head_dim) * 2 + \
    8 * ((warpgroups) + (stages)))
 
 #endif

@@ -1,6 +1,6 @@
 /*
  * query_tiles.cuh - the device's half of the static schedule: which query tiles a CTA computes, one after another. The
- * host's half is schedule.c. Before this header: WARPGROUPS, ROWS, TILE_K, SEGMENT_TILES and ONE_SEGMENT.
+ * host's half is schedule.c. Before this header: WARPGROUPS, ROWS, TILE_K, SEGMENT_TILES, ONE_SEGMENT and OWN_TILES.
  *
  * Items are dealt to CTAs in rounds: first head groups in order, then a list.
  *
@@ -29,24 +29,26 @@ typedef struct query_tile {
   int key_tiles;             /* to visit; 0 if there is no such query tile: then nothing else counts */
 } query_tile;
 
-/* How many keys the first row of a query tile sees, and the last one; negative: none. */
-static __device__ __forceinline__ int seen_by_first(const dhp_fwd_params *p, int row) {
-  return min(p->seqlen_k, row + 1 + p->highest);
+/* How many keys the first row of a query tile sees, or of one of its warpgroups; negative: none. */
+static __device__ __forceinline__ int seen_by_first(const dhp_fwd_params *p, int row, int group) {
+  return min(p->seqlen_k, row + (group << p->log2_rows) + 1 + p->highest);
 }
-static __device__ __forceinline__ int seen_by_last(const dhp_fwd_params *p, int row) {
-  return min(p->seqlen_k, row + (WARPGROUPS << p->log2_rows) + p->highest);
+/* The last row of that warpgroup. */
+static __device__ __forceinline__ int seen_by_last(const dhp_fwd_params *p, int row, int group) {
+  return min(p->seqlen_k, row + ((group + 1) << p->log2_rows) + p->highest);
 }
 
-/* The last key tile that a query tile sees; the first one if it sees none. */
-static __device__ __forceinline__ int top_tile(const dhp_fwd_params *p, int row) {
-  return max((seen_by_last(p, row) + TILE_K - 1) / TILE_K, 1) - 1;
+/* The last key tile that this warpgroup of a query tile sees, or one before it; the first one if they see none. */
+static __device__ __forceinline__ int top_tile(const dhp_fwd_params *p, int row, int group) {
+  return max((seen_by_last(p, row, group) + TILE_K - 1) / TILE_K, 1) - 1;
 }
 
 /*
  * Returns this CTA's nth query tile, with its keys of one segment: that of key tile `from`, or, if that is negative,
- * the last one that the query tile sees. CT: a function of the block index and public parameters.
+ * the last one that the query tile sees; if OWN_TILES, that this warpgroup of it sees. CT: a function of the block
+ * index and public parameters.
  */
-static __device__ __forceinline__ query_tile nth_query_tile(const dhp_fwd_params *p, int nth, int from) {
+static __device__ __forceinline__ query_tile nth_query_tile(const dhp_fwd_params *p, int nth, int from, int group) {
   query_tile tile;
   const int rows = WARPGROUPS << p->log2_rows;
   const int cta = (int)blockIdx.x, ctas = (int)gridDim.x;
@@ -58,18 +60,17 @@ static __device__ __forceinline__ query_tile nth_query_tile(const dhp_fwd_params
   const int index = max(min(item, p->items - 1) - (in_order ? 0 : p->ordered_items), 0);
   const dhp_divisor by = in_order ? p->by_q_tiles : p->by_listed_groups;
   const int whole = quotient(index, by), rest = index - whole * (in_order ? p->q_tiles : p->listed_groups);
-  const int group =
-      in_order ? (whole << p->mirrored) + second : p->batch * p->head_groups - p->listed_groups + rest; /* of all */
+  const int of_all = in_order ? (whole << p->mirrored) + second : p->batch * p->head_groups - p->listed_groups + rest;
   const int shorter = in_order ? rest : whole;
   const int along_q = second ? shorter : p->q_tiles - 1 - shorter;
-  tile.batch = quotient(group, p->by_head_groups);
-  const int in_batch = group - tile.batch * p->head_groups;
+  tile.batch = quotient(of_all, p->by_head_groups);
+  const int in_batch = of_all - tile.batch * p->head_groups;
   const int head_group = ONE_SEGMENT ? in_batch : quotient(in_batch, p->by_splits);
   tile.head = head_group * (ROWS >> p->log2_rows);
   tile.key_head = quotient(tile.head, p->by_heads_per_key_head);
   tile.row = along_q * rows;
 
-  const int top = top_tile(p, tile.row);
+  const int top = top_tile(p, tile.row, OWN_TILES ? group : WARPGROUPS - 1);
   if (ONE_SEGMENT) {
     tile.last = top;
     tile.key_tiles = item < p->items ? top + 1 : 0;
@@ -83,13 +84,18 @@ static __device__ __forceinline__ query_tile nth_query_tile(const dhp_fwd_params
 }
 
 /* So many steps need the mask, the first ones; it may be less than none, or more than there are. */
-static __device__ __forceinline__ int masked_steps(const dhp_fwd_params *p, const query_tile *tile) {
-  return tile->last + 1 - max(seen_by_first(p, tile->row), 0) / TILE_K;
+static __device__ __forceinline__ int masked_steps(const dhp_fwd_params *p, const query_tile *tile, int group) {
+  return tile->last + 1 - max(seen_by_first(p, tile->row, OWN_TILES ? group : 0), 0) / TILE_K;
+}
+
+/* So many steps of the query tile come before this warpgroup's first one. */
+static __device__ __forceinline__ int steps_before(const dhp_fwd_params *p, const query_tile *tile) {
+  return top_tile(p, tile->row, WARPGROUPS - 1) - tile->last;
 }
 
 /* Whether this CTA has computed a segment of this query tile before. */
 static __device__ __forceinline__ int resumes(const dhp_fwd_params *p, const query_tile *tile) {
-  return (p->splits == 1) & (tile->last < top_tile(p, tile->row));
+  return (p->splits == 1) & (tile->last < top_tile(p, tile->row, WARPGROUPS - 1));
 }
 
 /* The last key tile of the segment that comes next in this query tile; negative: there is none. */

@@ -1,6 +1,7 @@
 /*
  * dealing.cpp - which query tiles the CTAs of a launch compute, and over which keys: nth_query_tile of the forward
- * family, compiled for the host with the constants of one kernel, asked for every segment of every CTA.
+ * family, compiled for the host with the constants of one kernel, asked for every segment of every CTA, by its last
+ * warpgroup; and what the others see of it.
  *
  * Reads calls from standard input, a line each: B Hq Hk Sq Sk D is_causal causal_offset. Of those that the plan gives
  * to this kernel (float16), every query tile has to be computed once, segment by segment from the last key that it sees
@@ -53,6 +54,7 @@ struct Deal {
 };
 
 static int rows_of_tile(const Deal &d) { return d.plan.kernel->tile_q / d.plan.heads_per_tile; }
+static int rows_of_group(const Deal &d) { return rows_of_tile(d) / WARPGROUPS; }
 
 /* Keys that a row sees, from the first one on. */
 static int64_t seen_by(const Call &c, int64_t row) {
@@ -113,11 +115,25 @@ static void check_split(Deal &d, const query_tile &w, int nth) {
 }
 
 /* Its first steps need the mask, all that have a key which the first row does not see. */
-static void check_mask(const Deal &d, const query_tile &w) {
-  const int64_t masked = w.last + 1 - seen_by(d.call, w.row) / TILE_K;
-  require(std::min(std::max(masked_steps(&d.p, &w), 0), w.key_tiles) ==
+static void check_mask(const Deal &d, const query_tile &w, int group) {
+  const int64_t first = w.row + (OWN_TILES ? group * rows_of_group(d) : 0);
+  const int64_t masked = w.last + 1 - std::min<int64_t>(seen_by(d.call, first), d.p.seqlen_k) / TILE_K;
+  require(std::min(std::max(masked_steps(&d.p, &w, group), 0), w.key_tiles) ==
               std::min(std::max<int64_t>(masked, 0), (int64_t)w.key_tiles),
           "the wrong number of key tiles under the mask", d.call);
+}
+
+/* Another warpgroup is at the same query tile, and begins with the last key tile that its rows see. */
+static void check_group(const Deal &d, const query_tile &w, int nth, int from, int group) {
+  const query_tile own = nth_query_tile(&d.p, nth, from, group);
+  require(own.batch == w.batch && own.head == w.head && own.key_head == w.key_head && own.row == w.row,
+          "warpgroups are at different query tiles", d.call);
+  const int64_t last_row = std::min<int64_t>(w.row + (group + 1) * rows_of_group(d), d.call.seqlen_q) - 1;
+  const int64_t last = OWN_TILES ? std::max<int64_t>(ceil_div(seen_by(d.call, last_row), TILE_K), 1) - 1 : w.last;
+  require(own.last == last && own.key_tiles == w.key_tiles - (w.last - last), "other keys than a warpgroup sees",
+          d.call);
+  require(!OWN_TILES || steps_before(&d.p, &own) == w.last - last, "the wrong number of steps of others", d.call);
+  check_mask(d, own, group);
 }
 
 /* What all CTAs do, checked; returns how busy they are kept. */
@@ -130,15 +146,18 @@ static double check(const Call &c, const dhp_plan &plan, const dhp_fwd_params &p
   for (blockIdx.x = 0; blockIdx.x < gridDim.x; blockIdx.x++) {
     double steps = 0.;
     int nth = 0;
-    query_tile w = nth_query_tile(&p, nth, -1);
+    int from = -1;
+    query_tile w = nth_query_tile(&p, nth, from, WARPGROUPS - 1);
     require(w.key_tiles > 0, "a CTA without work", c);
     while (w.key_tiles > 0) {
       is_split ? check_split(d, w, nth) : check_next(d, w);
-      check_mask(d, w);
-      const int next = next_segment(&p, &w);
-      steps += w.key_tiles + (next < 0);
-      nth += next < 0;
-      w = nth_query_tile(&p, nth, next);
+      check_mask(d, w, WARPGROUPS - 1);
+      for (int group = 0; group < WARPGROUPS - 1; group++)
+        check_group(d, w, nth, from, group);
+      from = next_segment(&p, &w);
+      steps += w.key_tiles + (from < 0);
+      nth += from < 0;
+      w = nth_query_tile(&p, nth, from, WARPGROUPS - 1);
     }
     require(d.unvisited == 0, "a CTA ends within a query tile", c);
     longest = std::max(longest, steps);

@@ -18,12 +18,15 @@ template <class Tile> static void place_as_scheduled(Tile *tile, int nth) {
   tile->row = at.row;
 }
 
-/* How many keys the first row of the query tile that begins at this one sees, and its last row. */
+/* How many keys the first row of the query tile that begins at this one sees, and the last one of a warpgroup. */
 static int scheduled_for_first(int row) {
   const forward::QueryTile &at = forward::tile_with(row);
   return (at.key_tiles - at.masked) * TILE_K;
 }
-static int scheduled_for_last(int row) { return forward::tile_with(row).key_tiles * TILE_K; }
+static int scheduled_for_last(int row, int group) {
+  const forward::QueryTile &at = forward::tile_with(row);
+  return (at.key_tiles - at.unseen[group]) * TILE_K;
+}
 #endif
 
 #include "attention_fwd.cu"
@@ -41,10 +44,12 @@ extern const forward::Shape forward::shape = {
     ROW_BYTES,
     Q_BOX_BYTES,
     KV_BOX_BYTES,
+    Q_PLACES,
     DHP_SHARED_ALIGN + SHARED_Q,
     DHP_SHARED_ALIGN + SHARED_K,
     DHP_SHARED_ALIGN + SHARED_V,
     DHP_SHARED_ALIGN + SHARED_BARRIERS,
+    OWN_TILES != 0,
     LISTED != 0,
     SEGMENT_TILES,
     SPLITS,

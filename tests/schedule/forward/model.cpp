@@ -34,8 +34,8 @@ struct Visit {
 };
 
 std::vector<QueryTile> tiles;
-std::vector<const Segment *> outputs; /* those that leave the output */
-std::vector<Visit> visits;
+std::vector<const Segment *> outputs;              /* those that leave the output */
+std::array<std::vector<Visit>, MAX_GROUPS> visits; /* of each warpgroup */
 std::array<Progress, sim::MAX_WARPS> progress;
 sim::Rows stored_rows;
 
@@ -53,9 +53,13 @@ int64_t row_of_out(const QueryTile &of, int r) {
 
 int group_of(int warp) { return warp / sim::WARPS_PER_GROUP; }
 
+const std::vector<Visit> &my_visits() { return visits[(size_t)my_group()]; }
+
 } // namespace
 
 std::vector<Segment> forward::segments;
+
+int forward::my_group() { return group_of(sim::warp_index()); }
 
 Progress &forward::mine() { return progress[(size_t)sim::warp_index()]; }
 
@@ -75,9 +79,10 @@ const Segment &forward::segment_after(const std::vector<const Segment *> &of, in
 Expected forward::expect(const Segment &segment, int row) {
   if (!segment.is_seen) return {-HIGHEST_SCORE, 0., 0.};
   Expected all = {-INFINITY, 0., 0.};
-  for (int visit = segment.first_of_rows; visit < segment.end; visit++)
+  const int first = segment.first_of_rows[my_group()], end = segment.end[my_group()];
+  for (int visit = first; visit < end; visit++)
     all.shift = fmax(all.shift, score_of(visit, row));
-  for (int visit = segment.first_of_rows; visit < segment.end; visit++) {
+  for (int visit = first; visit < end; visit++) {
     const double weight = shape.tile_k * exp2(score_of(visit, row) - all.shift);
     all.sum += weight;
     all.out += weight * value_of(visit);
@@ -104,7 +109,7 @@ void add_segments(const QueryTile &tile) {
   for (int last = end - 1; last >= tile.first_tile;) {
     const int first = std::max(last - last % shape.segment_tiles, tile.first_tile);
     const bool resumes = last != end - 1, is_part = first != tile.first_tile;
-    segments.push_back({&tile, last, last - first + 1, true, resumes, is_part, 0, 0});
+    segments.push_back({&tile, last, last - first + 1, true, resumes, is_part, {}, {}});
     last = first - 1;
   }
 }
@@ -114,9 +119,9 @@ void add_split_segments(const QueryTile &tile) {
   for (int i = 0; i < shape.splits; i++) {
     const int begin = i * shape.segment_tiles, key_tiles = std::min(tile.key_tiles - begin, shape.segment_tiles);
     if (key_tiles > 0)
-      segments.push_back({&tile, begin + key_tiles - 1, key_tiles, true, false, true, 0, 0});
+      segments.push_back({&tile, begin + key_tiles - 1, key_tiles, true, false, true, {}, {}});
     else
-      segments.push_back({&tile, begin + shape.not_seen, 1, false, false, true, 0, 0});
+      segments.push_back({&tile, begin + shape.not_seen, 1, false, false, true, {}, {}});
   }
 }
 
@@ -126,18 +131,33 @@ void list_segments() {
     shape.splits > 1 ? add_split_segments(tile) : add_segments(tile);
 }
 
-void list_visits() {
-  visits.clear();
-  outputs.clear();
+/* Those of a warpgroup. */
+void list_visits(int group) {
+  std::vector<Visit> &own = visits[(size_t)group];
+  own.clear();
   int first_of_rows = 0;
   for (Segment &segment : segments) {
-    if (!segment.resumes) first_of_rows = (int)visits.size();
-    for (int i = 0; i < segment.key_tiles; i++)
-      visits.push_back({&segment, segment.last - i, i == 0});
-    segment.first_of_rows = first_of_rows;
-    segment.end = (int)visits.size();
-    if (!segment.is_part) outputs.push_back(&segment);
+    if (!segment.resumes) first_of_rows = (int)own.size();
+    const int unseen = segment.resumes ? 0 : segment.of->unseen[group];
+    for (int i = unseen; i < segment.key_tiles; i++)
+      own.push_back({&segment, segment.last - i, i == unseen});
+    segment.first_of_rows[group] = first_of_rows;
+    segment.end[group] = (int)own.size();
   }
+}
+
+void list_outputs() {
+  outputs.clear();
+  for (const Segment &segment : segments)
+    if (!segment.is_part) outputs.push_back(&segment);
+}
+
+/* At least one key tile is seen by all; the last warpgroup's rows see most, here up to two more than the first one's.
+ */
+void hide_tiles(QueryTile *tile) {
+  int unseen = 0;
+  for (int group = shape.warpgroups - 1; shape.own_tiles && group-- > 0;)
+    tile->unseen[group] = unseen = std::min(unseen + sim::random(2), tile->key_tiles - 1);
 }
 
 } // namespace
@@ -150,12 +170,15 @@ sim::Layout model::begin(const std::vector<int> &lengths) {
     const int masked = sim::random(n + 1);
     if (shape.listed)
       tiles.push_back(
-          {0, 0, 0, 512 * i, sim::random(shape.segment_tiles + 1), n, masked, 7 + 100000 * i, sim::random(n + 1)});
+          {0, 0, 0, 512 * i, sim::random(shape.segment_tiles + 1), n, masked, 7 + 100000 * i, sim::random(n + 1), {}});
     else
-      tiles.push_back({i, 7 + i, 3 + 2 * i, 512 * i, 0, n, masked, 0, 0});
+      tiles.push_back({i, 7 + i, 3 + 2 * i, 512 * i, 0, n, masked, 0, 0, {}});
+    hide_tiles(&tiles.back());
   }
   list_segments();
-  list_visits();
+  list_outputs();
+  for (int group = 0; group < shape.warpgroups; group++)
+    list_visits(group);
   begin_parts();
   progress.fill({});
   stored_rows = {0, 0};
@@ -164,7 +187,7 @@ sim::Layout model::begin(const std::vector<int> &lengths) {
   layout.barriers = shape.barriers;
   layout.mbarriers = shape.warpgroups + shape.stages;
   layout.for_nothing = shape.warpgroups; /* q, where it has not been asked for */
-  layout.boxes = {{shape.q, shape.warpgroups * box_count(), shape.q_box_bytes},
+  layout.boxes = {{shape.q, shape.q_places * shape.warpgroups * box_count(), shape.q_box_bytes},
                   {shape.k, shape.stages * box_count(), shape.kv_box_bytes},
                   {shape.v, shape.stages * box_count(), shape.kv_box_bytes}};
   return layout;
@@ -183,7 +206,8 @@ void model::commit(int product, int steps) {
 }
 
 void model::end_warp() {
-  sim::require(mine().scored == (int)visits.size() && mine().output == (int)visits.size(), "key tiles are left");
+  const int all = (int)my_visits().size();
+  sim::require(mine().scored == all && mine().output == all, "key tiles are left");
   const int rows = stores() * (int)outputs.size();
   sim::require(mine().stored == rows && mine().pieces == rows * pieces_of_row(), "rows are left");
   require_parts_ended();
@@ -194,8 +218,8 @@ sim::Rows model::rows() { return stored_rows; }
 namespace {
 
 const Visit &next_to_score() {
-  sim::require(mine().scored < (int)visits.size(), "q k^T of more key tiles than there are");
-  return visits[(size_t)mine().scored];
+  sim::require(mine().scored < (int)my_visits().size(), "q k^T of more key tiles than there are");
+  return my_visits()[(size_t)mine().scored];
 }
 
 /* That part of this warpgroup's q. */
@@ -251,7 +275,7 @@ void forward::multiply_held(const uint32_t *q, uint32_t k_descriptor, int accumu
 void forward::multiply_output(uint32_t v_descriptor, int accumulate) {
   const int step = sim::step_of(OUTPUT_PRODUCT);
   sim::require(mine().output < mine().scored, "P v of a key tile that has no scores yet");
-  const Visit &visit = visits[(size_t)mine().output];
+  const Visit &visit = my_visits()[(size_t)mine().output];
   sim::require((accumulate != 0) == (step > 0 || !visit.is_first), "O begins with another segment's, or loses its own");
   const uint32_t step_bytes = (uint32_t)(step * KEYS_PER_STEP * shape.row_bytes);
   for (int i = 0; i < box_count(); i++)
@@ -280,7 +304,7 @@ void forward::require_may_store() {
 }
 
 void forward::require_all_multiplied(const Segment &segment) {
-  sim::require(sim::products_under_way(OUTPUT_PRODUCT) == 0 && mine().output == segment.end,
+  sim::require(sim::products_under_way(OUTPUT_PRODUCT) == 0 && mine().output == segment.end[my_group()],
                "a store before the last product of its segment has ended, or after the next one has begun");
 }
 
@@ -318,7 +342,7 @@ void model::store_number(const float *to, float x) {
   require_may_store();
   const int r = now.stored % stores();
   const Segment &segment = segment_after(outputs, now.stored, stores());
-  sim::require(now.scored - sim::products_under_way(SCORES_PRODUCT) >= segment.end,
+  sim::require(now.scored - sim::products_under_way(SCORES_PRODUCT) >= segment.end[my_group()],
                "lse is stored before the last scores of its query tile have come");
   sim::require(to - LSE == row_of_out(*segment.of, r), "lse of another row");
   sim::require(isnan(x) == sim::has_timed_out(), "lse is NaN without a time-out, or a number after one");

@@ -8,12 +8,15 @@ namespace forward {
 
 enum Tensor { QUERIES, KEYS, VALUES };
 
+enum { MAX_GROUPS = 3 }; /* warpgroups of a CTA */
+
 /* One query tile of the CTA, and which key tiles it sees. */
 struct QueryTile {
   int batch, head, key_head, row;
   int first_tile, key_tiles; /* first_tile: of a tile in a list, which may have a window; else 0 */
   int masked;                /* steps, counted over all segments */
   int key_row, plain_end;    /* of a tile in a list; else 0 */
+  int unseen[MAX_GROUPS];    /* of its last key tiles those that a warpgroup's own rows do not see */
 };
 const QueryTile &tile_at(int nth);   /* after the last: the last */
 const QueryTile &tile_with(int row); /* the one that begins there */
@@ -24,7 +27,9 @@ struct Shape {
   int head_dim, tile_k, warpgroups, rows, stages;
   int box_columns, row_bytes;
   uint32_t q_box_bytes, kv_box_bytes;
+  int q_places;               /* one after another, each of all warpgroups */
   uint32_t q, k, v, barriers; /* shared addresses */
+  bool own_tiles;             /* a warpgroup begins with the last key tile that its own rows see */
   bool listed;                /* tiles stand in a list: of one batch and head, with places among the keys */
   int segment_tiles;
   int splits;       /* key segments that are items of their own; 1: none */

@@ -56,7 +56,7 @@ const float *address_of(const Segment &segment, Kind kind, int nth) {
 }
 
 void require_sums(const Segment &segment, int row, const float *x) {
-  sim::require(mine().scored - sim::products_under_way(SCORES_PRODUCT) >= segment.end,
+  sim::require(mine().scored - sim::products_under_way(SCORES_PRODUCT) >= segment.end[my_group()],
                "sums are stored before the last scores of their segment have come");
   sim::require(sim::meetings() > my_parts().meetings, "sums are stored where a lane may still read those before");
   const float shift = x[0], sum = x[1];
@@ -124,7 +124,8 @@ void model::load_floats(float *x, const float *from, int count) {
   const int nth = read % in_a_part(kind);
   sim::require(from == address_of(before, kind, nth), "another part is read");
   /* around the last product of the segment, which need not have ended */
-  sim::require(segment.end - 1 <= mine().output && mine().output <= segment.end,
+  const int end = segment.end[my_group()];
+  sim::require(end - 1 <= mine().output && mine().output <= end,
                "a part is read in a segment that does not go on with it");
   const int parts_before = (int)(std::find(left.begin(), left.end(), &before) - left.begin());
   const int stored = my_parts().stored[kind] - parts_before * in_a_part(kind); /* from that part on */

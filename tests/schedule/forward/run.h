@@ -14,8 +14,8 @@ struct Segment {
   int last, key_tiles;   /* the key tile that is visited first, and how many are */
   bool is_seen;          /* of split segments some are not */
   bool resumes, is_part; /* it goes on with the part of the segment before; what it leaves is a part, not the output */
-  int first_of_rows;     /* of all visits, the first one that counts for what it leaves */
-  int end;               /* of its visits */
+  /* Of all visits of a warpgroup: the first one that counts for what the segment leaves, and the end of its own. */
+  int first_of_rows[MAX_GROUPS], end[MAX_GROUPS];
 };
 extern std::vector<Segment> segments; /* in the order of visits */
 
@@ -25,6 +25,7 @@ struct Progress {
 };
 Progress &mine(); /* of the warp that runs */
 
+int my_group();                            /* of the warp that runs */
 int stores();                              /* how many rows of a query tile a lane stores */
 int64_t row_of_lane(int64_t first, int r); /* of its rows, where those of a query tile begin with this one; lane 0's */
 
