@@ -281,6 +281,43 @@ def test_every_class_and_an_aa_pair_are_run() -> None:
             assert len(set(data)) < len(data)
 
 
+@pytest.mark.parametrize(
+    ("metric", "off", "comes_again", "verdict", "looks"),
+    [
+        (EXACT, 1, False, PASS, 2),
+        (EXACT, 1, True, FAIL, 2),
+        (counters.INSTRUCTIONS, 1, False, FAIL, 1),
+        (EXACT, 0, False, PASS, 1),
+    ],
+)
+def test_a_rare_event_is_outvoted_and_a_leak_is_not(
+    metric: str, off: float, comes_again: bool, verdict: str, looks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    subject = Subject("fwd", lambda *_: (), nullcontext, ("fwd",), (Shape(1, 1, 1, 64, 64, 64, "float16", False),))
+    monkeypatch.setattr(controls, "load_controls", lambda tell: SimpleNamespace(expected_of=lambda gate: {}))
+    monkeypatch.setattr(counters, "judge_controls", lambda *_: RIGHT)
+    monkeypatch.setattr(counters, "judge_controls_once", lambda *_: [])
+    asked: list[Request] = []
+
+    def measure(request: Request, tell: Callable[[int, str], None]) -> list[Count]:
+        asked.append(request)
+        found = []
+        for data in request.subjects["fwd"]:
+            is_off = data == "ascending" and metric in request.metrics and (comes_again or len(asked) == 1)
+            values = {one: 5.0 + off * (is_off and one == metric) for one in request.metrics}
+            found.append(Count("fwd", "shape", data, ("kernel",), values))
+        return found
+
+    monkeypatch.setattr(counters.ncu, "measure", measure)
+    (result,) = counters.run([subject], True, lambda *_: None)
+    assert result.verdict == verdict
+    assert len(asked) == looks + 1  # and the costly metrics
+    assert bool(result.figures["in doubt at first"]) == (looks == 2)
+    if looks == 2:
+        assert not asked[-1].controls and asked[-1].parts == {"fwd": ("fwd",)}
+        assert Counter(asked[-1].subjects["fwd"])["ascending"] == counters.LOOKS_AGAIN
+
+
 def test_the_kernels_of_a_call_are_counted_in_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every call once, every kernel by itself: a difference in one is no other's."""
     shape = Shape(1, 1, 1, 64, 64, 64, "float16", False)
