@@ -286,6 +286,8 @@ def test_every_class_and_an_aa_pair_are_run() -> None:
     [
         (EXACT, 1, False, PASS, 2),
         (EXACT, 1, True, FAIL, 2),
+        (WITHIN, 1, False, PASS, 2),
+        (WITHIN, 1, True, FAIL, 2),
         (counters.INSTRUCTIONS, 1, False, FAIL, 1),
         (EXACT, 0, False, PASS, 1),
     ],
