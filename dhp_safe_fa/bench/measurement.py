@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dhp_safe_fa.bench import timing
+from dhp_safe_fa.bench import timing, turns
 from dhp_safe_fa.bench.cases import Case
 from dhp_safe_fa.bench.peers import Candidate, one_line, refused_on_cuda
 from dhp_safe_fa.bench.results import Outcome, Result, Stats
@@ -24,7 +24,7 @@ class Settings:
     """How cases are timed.
 
     Attributes:
-        rounds: samples of each candidate.
+        rounds: samples of each candidate; of four, whole cycles of turns.order.
         sample_ms: length of one.
         cold: inputs rotate so that L2 never holds them.
         eager: eager calls are timed beside CUDA graphs, and not only where there is no graph.
@@ -33,7 +33,7 @@ class Settings:
             another kernel between them; 0 is never.
     """
 
-    rounds: int = 7
+    rounds: int = 8
     sample_ms: float = 20.0
     cold: bool = False
     eager: bool = True
@@ -94,7 +94,7 @@ def measure(
     device: str = "cpu",
     generator: torch.Generator | None = None,
 ) -> Result:
-    """Times the candidates on fresh standard normal inputs, A B C, then C B A, and so on for settings.rounds rounds.
+    """Times the candidates on fresh standard normal inputs, settings.rounds times, in turns that suit everybody.
 
     Args:
         candidates: ours first; it is the one whose result has to be right, the others are its peers.
@@ -114,8 +114,8 @@ def measure(
     if settings.alone_below_us and ours and ours() < settings.alone_below_us:
         _add_alone(runners, settings, device, input_sets)
     for round_number in range(settings.rounds):
-        for runner in runners if round_number % 2 == 0 else reversed(runners):
-            runner.round()
+        for number in turns.order(round_number, len(runners)):
+            runners[number].round()
     return lineup.result(case, candidates, [runner.outcome() for runner in runners])
 
 

@@ -76,8 +76,7 @@ class Plan:
         return select(shapes, dtypes, "cuda", not self.full, direction.sets, direction.case)
 
     def settings(self) -> Settings:
-        """An even number of rounds: as many forwards as backwards. Samples as long as the benchmark's, so that
-        ratios to peers are of one kind."""
+        """Samples as long as the benchmark's, so that ratios to peers are of one kind."""
         return Settings(rounds=6 if self.full else 4, sample_ms=20, eager=False)
 
     def recorded_settings(self, count: int) -> dict[str, Any]:
