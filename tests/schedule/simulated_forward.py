@@ -62,11 +62,11 @@ MUTATIONS = (
         "q_asked_for_before_its_place_is_free",
         (("if (ASKS_AHEAD) ASK_QUERIES();", "ASK_QUERIES();"), ("if (!ASKS_AHEAD) ASK_QUERIES();", "")),
     ),
-    Mutation("q_into_the_place_of_this_query_tile", (("Q_PLACE(q_parity) : 0", "Q_PLACE(q_parity ^ 1) : 0"),)),
+    Mutation("q_into_the_place_in_use", (("q_rows + Q_PLACE(q_parity)", "q_rows + Q_PLACE(q_parity ^ 1)"),)),
     Mutation("q_of_the_next_query_tile", (("Q_PLACE(q_parity ^ 1) /", "Q_PLACE(q_parity) /"),)),
     Mutation(
         "one_place_for_two_query_tiles",
-        (("define Q_PLACE(parity) ((parity)", "define Q_PLACE(parity) (0 * (parity)"),),
+        (("Q_PLACES > 1 ? (parity)", "Q_PLACES > 1 ? 0 * (parity)"),),
     ),
     Mutation("no_turn_while_others_are_ahead", (("take_turn(TURN + group); give_turn(1, next_turn);", ""),)),
     Mutation(

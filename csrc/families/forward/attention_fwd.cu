@@ -135,7 +135,7 @@ dhp_attention_fwd(const __grid_constant__ CUtensorMap q_map, const __grid_consta
   const int group = warp / WARPS_PER_GROUP, lane = (int)threadIdx.x % 32;
   const uint32_t pairs_full = base + SHARED_BARRIERS + PAIR_FULL;
   const uint32_t q_full = base + SHARED_BARRIERS + Q_FULL + 8 * group;
-  const uint32_t q_rows = base + SHARED_Q + group * Q_BYTES; /* in the first place of two, if there are so many */
+  const uint32_t q_rows = base + SHARED_Q + group * Q_BYTES; /* in the first place */
 #if Q_IN_REGISTERS
   uint32_t q[HEAD_DIM / 4]; /* as the A operand of S: four registers for 16 columns */
 #else
@@ -198,10 +198,10 @@ dhp_attention_fwd(const __grid_constant__ CUtensorMap q_map, const __grid_consta
     t &= LATE - 1;                             \
   } while (0)
 
-/* Of the two places of q, if there are two, that of a phase, in bytes from the first. */
-#define Q_PLACE(parity) ((parity) * WARPGROUPS * Q_BYTES)
-/* Then q is asked for while the query tile before is computed: its place is free. If SEAMLESS, too: there a query tile
- * takes its q out of the place when it begins. */
+/* Where q of a phase lies, in bytes from q_rows: if there are two places, in turn. */
+#define Q_PLACE(parity) (Q_PLACES > 1 ? (parity) * WARPGROUPS * Q_BYTES : 0)
+/* The next query tile's q is asked for while this one is computed: into the other place, or, if SEAMLESS, into the one
+ * that this tile's q has been taken out of. */
 #define ASKS_AHEAD (SEAMLESS || Q_PLACES > 1)
 
 /* q's next phase if it is asked for, else the one before, which has ended. */
@@ -290,10 +290,9 @@ dhp_attention_fwd(const __grid_constant__ CUtensorMap q_map, const __grid_consta
 #if Q_IN_REGISTERS
 #define ISSUE_SCORES() issue_held<wgmma_scores>(s, q, OF_STAGE(k_descriptor), KV_BOX_BYTES, HEAD_DIM, HIGH)
 #else
-#define Q_DESCRIPTOR                                                       \
-  (HEAD_DIM > 128 ? matrix_descriptor(q_rows + UNKNOWN_ZERO, 16)           \
-   : Q_PLACES > 1 ? q_descriptor + Q_PLACE(q_parity ^ 1) / DESCRIPTOR_UNIT \
-                  : q_descriptor)
+#define Q_DESCRIPTOR                                             \
+  (HEAD_DIM > 128 ? matrix_descriptor(q_rows + UNKNOWN_ZERO, 16) \
+                  : q_descriptor + Q_PLACE(q_parity ^ 1) / DESCRIPTOR_UNIT)
 #define ISSUE_SCORES() \
   issue_shared<wgmma_scores>(s, Q_DESCRIPTOR, Q_BOX_BYTES, OF_STAGE(k_descriptor), KV_BOX_BYTES, HEAD_DIM, HIGH)
 #endif
@@ -404,8 +403,8 @@ dhp_attention_fwd(const __grid_constant__ CUtensorMap q_map, const __grid_consta
     TAKE_QUERIES();     \
   } while (0)
 #define ASKED_QUERIES (next.key_tiles > 0 && !(JOINS_SEGMENTS && NEXT_SEGMENT() >= 0))
-#define ASK_QUERIES()                                                                                                \
-  load_queries(loads_q && arrived && ASKED_QUERIES, &q_map, q_rows + (Q_PLACES > 1 ? Q_PLACE(q_parity) : 0), q_full, \
+#define ASK_QUERIES()                                                                           \
+  load_queries(loads_q && arrived && ASKED_QUERIES, &q_map, q_rows + Q_PLACE(q_parity), q_full, \
                FIRST_ROW(next) + (group << p.log2_rows), HEAD_OF(next), BATCH_OF(next))
 
 /*
