@@ -98,7 +98,7 @@ def parser() -> argparse.ArgumentParser:
     )
     p.add_argument("--layout", choices=LAYOUTS, help="how inputs are stored; default: BSHD, as models have them")
     p.add_argument("--peers", nargs="+", metavar="NAME", help="only these peers; --list names them")
-    p.add_argument("--quick", action="store_true", help="4 rounds of 5 ms instead of 8 of 20 ms, fewer lengths")
+    p.add_argument("--quick", action="store_true", help="4 rounds of 5 ms instead of 12 of 15 ms, fewer lengths")
     p.add_argument("--cold", action="store_true", help="rotate through inputs so that L2 never holds them (cuda)")
     p.add_argument(
         "--sustained",
@@ -222,7 +222,7 @@ def _run(args: argparse.Namespace, direction: Direction) -> Report | None:
             factors = _factors(args.anchors, direction, notes)
         else:
             notes.append("fa3 is not estimated: that needs cudnn among the peers")
-    rounds, sample_ms = (4, 5) if args.quick else (8, 20)
+    rounds, sample_ms = (4, 5) if args.quick else (12, 15)
     settings = Settings(rounds, sample_ms, args.cold, layout=layout, alone_below_us=ALONE_BELOW_US)
     report = Report(environment(device), {"device": device, "seed": seed, **vars(settings)}, notes=notes)
     report.results = _measure_all(cases, lambda case: measure(case, contestants, settings, device, generator))

@@ -24,7 +24,7 @@ class Settings:
     """How cases are timed.
 
     Attributes:
-        rounds: samples of each candidate; of four, whole cycles of turns.order.
+        rounds: samples of each candidate; of up to five, whole cycles of turns.order.
         sample_ms: length of one.
         cold: inputs rotate so that L2 never holds them.
         eager: eager calls are timed beside CUDA graphs, and not only where there is no graph.
@@ -33,8 +33,8 @@ class Settings:
             another kernel between them; 0 is never.
     """
 
-    rounds: int = 8
-    sample_ms: float = 20.0
+    rounds: int = 12
+    sample_ms: float = 15.0
     cold: bool = False
     eager: bool = True
     layout: str = "BSHD"

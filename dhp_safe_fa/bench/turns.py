@@ -1,24 +1,45 @@
 """In which order candidates have their turns.
 
 At its power limit a GPU is slower after a heavy neighbour than after a light one: whoever is timed next gains or loses
-up to a tenth. So over the rounds of a cycle everybody follows every other equally often, and nobody itself (E. J.
-Williams, Experimental designs balanced for the estimation of residual effects of treatments, 1949).
+up to a tenth. So in a cycle of rounds, one after another and the cycle again, everybody follows every other exactly
+once, and nobody itself.
 """
 
 from __future__ import annotations
 
-
-def cycle(count: int) -> int:
-    """Rounds until everybody has followed every other equally often."""
-    return 1 if count < 3 else count if count % 2 == 0 else 2 * count
+from functools import cache
 
 
-def order(round_number: int, count: int) -> list[int]:
+@cache
+def cycle(count: int) -> tuple[tuple[int, ...], ...]:
+    """The rounds, one fewer than there are candidates: each has all of them, by number."""
+    if count < 2:
+        return (tuple(range(count)),)
+    turns, met = [0], set[tuple[int, int]]()
+
+    def go_on() -> bool:
+        """Tries who may come next, in order; what led nowhere is taken back."""
+        last = turns[-1]
+        if len(turns) == count * (count - 1):
+            return (last, turns[0]) not in met
+        had = turns[len(turns) // count * count :]  # of this round
+        for number in range(count):
+            if number == last or number in had or (last, number) in met:
+                continue
+            turns.append(number)
+            met.add((last, number))
+            if go_on():
+                return True
+            turns.pop()
+            met.discard((last, number))
+        return False
+
+    if not go_on():
+        raise ValueError(f"no such order of {count} candidates")
+    return tuple(tuple(turns[at : at + count]) for at in range(0, len(turns), count))
+
+
+def order(round_number: int, count: int) -> tuple[int, ...]:
     """The candidates, by number, of one round. Of two each always follows the other."""
-    if count < 3:
-        return list(range(count))
-    zigzag = [(i + 1) // 2 if i % 2 == 0 else count - (i + 1) // 2 for i in range(count)]  # 0, n-1, 1, n-2 ...
-    turn = round_number % cycle(count)
-    if turn >= count:  # of an odd number half of the neighbours come in the other order only
-        return [(i + turn) % count for i in reversed(zigzag)]
-    return [(i - turn) % count for i in zigzag]
+    rounds = cycle(count)
+    return rounds[round_number % len(rounds)]

@@ -77,7 +77,7 @@ class Plan:
 
     def settings(self) -> Settings:
         """Samples as long as the benchmark's, so that ratios to peers are of one kind."""
-        return Settings(rounds=6 if self.full else 4, sample_ms=20, eager=False)
+        return Settings(rounds=6 if self.full else 4, sample_ms=15, eager=False)
 
     def recorded_settings(self, count: int) -> dict[str, Any]:
         shapes = list(self.shapes) if self.shapes else None

@@ -40,7 +40,7 @@ def measured(ours: Attend, previous: Attend, again: Attend, cases: Sequence[Case
     def lineup(case: Case, block: int) -> list[Candidate]:
         return blocks.interleaved(builds_timed, [], block)
 
-    settings = Settings(rounds=4, sample_ms=20, eager=False)
+    settings = Settings(rounds=4, sample_ms=15, eager=False)
     shapes = blocks.measure_all(cases, lineup, settings, blocks.BLOCKS, "cuda", {}, lambda: None)
     for shape in shapes:
         shape.launch.update(ours="one", previous="other")

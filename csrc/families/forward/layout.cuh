@@ -50,6 +50,8 @@ enum { /* byte offsets from the 1024-aligned start */
        SHARED_BARRIERS = SHARED_V + STAGES * KV_BYTES
 };
 
+static_assert(Q_PLACES == 1 || (HEAD_DIM <= 128 && !Q_IN_REGISTERS), "these read q in its first place only");
+
 enum mbarrier {             /* byte offset of the first 8-byte mbarrier of a kind, from SHARED_BARRIERS */
                 Q_FULL = 0, /* + 8 warpgroup */
                 PAIR_FULL = Q_FULL + 8 * WARPGROUPS, /* + 8 stage */

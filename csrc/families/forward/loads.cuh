@@ -104,8 +104,8 @@ static __device__ __forceinline__ void hold_queries(uint32_t *q, uint32_t q_rows
   }
 }
 
-/* If go: asks for this warpgroup's rows of q. Nobody else reads them. Of short rows they are a third and more of what
- * is read: there k and v, which others read again, come before them in the L2 cache. */
+/* If go: asks for this warpgroup's rows of q. Of rows of one segment nobody else reads them, and where there are as
+ * many queries as keys they are a third of what is read: there k and v, which others read again, stay longer in L2. */
 static __device__ __forceinline__ void load_queries(int go, const CUtensorMap *map, uint32_t q_rows, uint32_t full,
                                                     int row, int head, int batch) {
   mbarrier_arrive_expect_tx(go, full, Q_BYTES);

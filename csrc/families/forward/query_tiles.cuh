@@ -38,7 +38,8 @@ static __device__ __forceinline__ int seen_by_last(const dhp_fwd_params *p, int 
   return min(p->seqlen_k, row + ((group + 1) << p->log2_rows) + p->highest);
 }
 
-/* The last key tile that this warpgroup of a query tile sees, or one before it; the first one if they see none. */
+/* The last key tile that this warpgroup of a query tile sees, or a warpgroup before it; the first one if they see none.
+ */
 static __device__ __forceinline__ int top_tile(const dhp_fwd_params *p, int row, int group) {
   return max((seen_by_last(p, row, group) + TILE_K - 1) / TILE_K, 1) - 1;
 }

@@ -2,10 +2,11 @@
 
 Each class of a subject's inputs is run several times. A metric that is the same in all runs of the same input
 (A/A) is *exact*, and then has to be the same over all classes. That counts of executed instructions are exact is
-demanded: a kernel that spins executes what chance decides. Of another metric that is not exact, the classes may lie no
-farther apart than what A/A shows of chance explains; and where they differ, all classes are counted twice more: what
-chance did to one run is then outvoted, and what data do comes again. Bytes, cache traffic and time are reported, their
-spread over the classes beside their spread in A/A.
+demanded: a kernel that spins executes what chance decides. Of a metric that need not be, but is the median of its class
+in nine runs of ten, the medians have to be equal; of others they may lie no farther apart than what A/A shows of chance
+explains. Where classes differ in none but such metrics, all are counted again, twice as often: what chance did to one
+run is then outvoted, and what data do comes again. Bytes, cache traffic and time are reported, their spread over the
+classes beside their spread in A/A.
 """
 
 from __future__ import annotations
@@ -55,9 +56,12 @@ CANDIDATES = (
 MERGED = 2
 PERCENT = " %"
 WITHIN = {"l1tex__m_l1tex2xbar_write_sectors.sum": 5.0}
-# Where classes differ in none but these two kinds, all are counted so many times again. With two, the median of three
-# outvotes what chance did to one run, and every class shows how far apart chance brings its runs.
+# Where classes differ in none but these two kinds, everything is counted so many times again. With two, the median of
+# three outvotes what chance did to one run, and every class shows how far apart chance brings its runs.
 LOOKS_AGAIN = 2
+# Of CANDIDATES, one that has its class's median in so many of the runs of a label is nearly exact. The other runs are
+# events too rare to bring a median anywhere: they explain nothing, and hide no leak.
+NEARLY = 0.9
 # A run of their own, with one shape and few controls, because these take many passes. First what is exact again:
 # instructions of each opcode, what patched code says of threads, requests and sectors.
 DEMANDED_ONCE = (OPCODES, "smsp__sass_thread_inst_executed.sum")
@@ -145,17 +149,19 @@ class Study:
 
     Attributes:
         is_exact: the same in all runs of the same data.
+        is_nearly: what is usual with the same data in NEARLY of their runs, or more; of CANDIDATES, looked at again.
         is_equal: the same in all runs.
         value: the median over the classes.
         aa_percent: the largest spread within a class, (max - min) / median.
         classes_percent: the spread of the classes' medians.
         within: the largest spread within a class, in the metric's unit.
         apart: how far apart the classes' medians are, likewise.
-        explained: how far apart the runs of the same data (A/A) let chance bring them.
+        explained: how far apart the runs of the same data (A/A) let chance bring them; nearly exact ones nowhere.
         by_class: medians, if the classes differ.
     """
 
     is_exact: bool
+    is_nearly: bool
     is_equal: bool
     value: float
     aa_percent: float
@@ -204,16 +210,20 @@ def study(counts: Iterable[Count]) -> dict[str, Study]:
         medians = {data: median(values) for data, values in by_class.items()}
         everything = [value for values in by_class.values() for value in values]
         is_equal = len(set(everything)) == 1
+        again = [(value, medians[data]) for data, values in by_class.items() if len(values) > 1 for value in values]
+        is_alike = sum(value == usual for value, usual in again) >= NEARLY * len(again)
+        is_nearly = is_alike and _base(metric) in CANDIDATES
         within = max(max(values) - min(values) for values in by_class.values())
         found[metric] = Study(
             is_exact=within == 0,
+            is_nearly=is_nearly,
             is_equal=is_equal,
             value=median(medians.values()),
             aa_percent=max(map(_spread, by_class.values())),
             classes_percent=_spread(list(medians.values())),
             within=within,
             apart=max(medians.values()) - min(medians.values()),
-            explained=within * _chance(tuple(repeats.values())) if within else 0.0,
+            explained=0.0 if is_nearly or not within else within * _chance(tuple(repeats.values())),
             by_class={} if is_equal else medians,
         )
     return found
@@ -225,16 +235,16 @@ def _base(metric: str) -> str:
 
 
 def explained_elsewhere(studies: Iterable[dict[str, Study]]) -> dict[str, float]:
-    """The metrics that were not exact everywhere, and how far apart chance brings classes on the label where it does so
-    least; of WITHIN, MERGED times the most that A/A differs, and as METRIC % the same in percent. On a label whose few
-    A/A pairs happen to agree, that much is no finding."""
+    """The metrics that were not nearly exact everywhere, and how far apart chance brings classes on the label where it
+    does so least; of WITHIN, MERGED times the most that A/A differs, and as METRIC % the same in percent. On a label
+    whose few A/A pairs happen to agree, that much is no finding."""
     found: dict[str, float] = {}
     for seen in studies:
         for metric, one in seen.items():
             if _base(metric) in WITHIN:
                 for name, merged in ((metric, one.within), (metric + PERCENT, one.aa_percent)):
                     found[name] = max(MERGED * merged, found.get(name, 0.0))
-            elif not one.is_exact:
+            elif not (one.is_exact or one.is_nearly):
                 found[metric] = min(one.explained, found.get(metric, one.explained))
     return found
 
@@ -277,7 +287,7 @@ def in_doubt(often: Iterable[Count], name: str) -> list[str]:
 
 def _difference(metric: str, seen: Study) -> str:
     low, *_, high = sorted(seen.by_class, key=lambda data: seen.by_class[data])
-    chance = "" if seen.is_exact else f", of which chance explains {seen.explained:.0f}"
+    chance = f", of which chance explains {seen.explained:.0f}" if seen.explained else ""
     return f"{metric}: {seen.by_class[low]:.0f} ({low}) to {seen.by_class[high]:.0f} ({high}){chance}"
 
 
@@ -347,7 +357,7 @@ def judge_subject(
     idle = [label for label, seen in shapes.items() if not seen[INSTRUCTIONS].value]
     problems += [f"{label}: no instruction was counted" for label in idle]
     gated = {metric for _, seen in studies for metric in seen if _base(metric) not in (*REPORTED, *WITHIN)}
-    noisy = gated & set(elsewhere)
+    noisy = {metric for _, seen in studies for metric in gated & set(seen) if not seen[metric].is_exact}
     first, detail = next(iter(shapes.values())), next(iter(costly.values()))
     figures: dict[str, Any] = {
         "shapes": len(shapes),
@@ -358,6 +368,7 @@ def judge_subject(
         "differ": len({metric for _, seen in studies for metric in gated & set(findings(seen, elsewhere))}),
         "time: classes (A/A)": f"{detail[TIME].classes_percent:.1f} ({detail[TIME].aa_percent:.1f}) %",
         "not exact": sorted(noisy),
+        "looks": 1 + bool(first_look),
         "in doubt at first": list(first_look),
         "kernels": sorted({kernel for count in often if count.name == name for kernel in count.kernels}),
         "counted": {label: {m: _as_json(s) for m, s in seen.items()} for label, seen in shapes.items()},

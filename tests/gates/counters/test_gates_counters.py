@@ -282,6 +282,24 @@ def test_every_class_and_an_aa_pair_are_run() -> None:
 
 
 @pytest.mark.parametrize(
+    ("off", "verdict"),
+    [
+        ({("ascending", 0): 1}, PASS),  # a rare event
+        ({("ascending", 0): 1, ("zeros", 1): 1}, PASS),  # two
+        ({("ascending", 0): 1, ("ascending", 1): 1, ("ascending", 2): 1, ("zeros", 1): 1}, FAIL),  # a leak, and one
+        ({("ascending", 0): 9, ("ascending", 2): 9}, FAIL),  # a leak in most runs
+        ({("ascending", 0): 5, ("ascending", 1): 5, ("ascending", 2): 5, ("normal", 0): 4}, FAIL),
+    ],
+)
+def test_rare_events_hide_no_leak(off: dict[tuple[str, int], float], verdict: str) -> None:
+    runs = [(data, number, 5.0 + off.get((data, number), 0.0)) for number in range(3) for data in inputs.CLASSES]
+    base = {metric: 5.0 for metric in (*counters.DEMANDED, *counters.CANDIDATES)}
+    often = [Count("attn", "shape", data, ("kernel",), {**base, EXACT: value}) for data, _, value in runs]
+    once = counts(counters.TIME, ("zeros", 100), ("zeros", 102), ("normal", 110))
+    assert counters.judge_subject("attn", often, once, RIGHT).verdict == verdict
+
+
+@pytest.mark.parametrize(
     ("metric", "off", "comes_again", "verdict", "looks"),
     [
         (EXACT, 1, False, PASS, 2),
