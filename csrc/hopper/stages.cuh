@@ -29,15 +29,20 @@ static __device__ __forceinline__ stage stage_after(stage at) {
   return after;
 }
 
+/* How a box is asked for: tma_load, or tma_load_once. */
+typedef void box_load(int go, uint32_t destination, const CUtensorMap *map, uint32_t full, int column, int row,
+                      int head, int batch);
+
 /*
  * If go: asks for `boxes` boxes of 64 columns next to each other, from (column, row) of a head on. They complete on
  * `full`, which the warp has told before how many bytes to expect.
  */
+template <box_load *load = tma_load>
 static __device__ __forceinline__ void load_boxes(int go, uint32_t destination, const CUtensorMap *map, uint32_t full,
                                                   int boxes, int box_bytes, int column, int row, int head, int batch) {
 #pragma unroll
   for (int box = 0; box < boxes; box++)
-    tma_load(go, destination + box * box_bytes, map, full, column + box * BOX_COLUMNS, row, head, batch);
+    load(go, destination + box * box_bytes, map, full, column + box * BOX_COLUMNS, row, head, batch);
 }
 
 /* If go: announces them, too, the boxes being all that this warp brings in this phase. */

@@ -21,7 +21,7 @@ from dhp_safe_fa.bench import anchors, meter
 from dhp_safe_fa.bench.cases import DTYPES, LAYOUTS, Case, select
 from dhp_safe_fa.bench.directions import DIRECTIONS, FORWARD, Direction
 from dhp_safe_fa.bench.environment import environment, missing_hopper
-from dhp_safe_fa.bench.measurement import Settings, WrongResult, host_overhead, measure
+from dhp_safe_fa.bench.measurement import DEFAULT_SETTINGS, Settings, WrongResult, host_overhead, measure
 from dhp_safe_fa.bench.peers import Candidate, one_line
 from dhp_safe_fa.bench.results import Report, Result, load, save
 from dhp_safe_fa.bench.show import tables
@@ -98,7 +98,8 @@ def parser() -> argparse.ArgumentParser:
     )
     p.add_argument("--layout", choices=LAYOUTS, help="how inputs are stored; default: BSHD, as models have them")
     p.add_argument("--peers", nargs="+", metavar="NAME", help="only these peers; --list names them")
-    p.add_argument("--quick", action="store_true", help="4 rounds of 5 ms instead of 12 of 15 ms, fewer lengths")
+    usual = f"{DEFAULT_SETTINGS.rounds} of {DEFAULT_SETTINGS.sample_ms:g} ms"
+    p.add_argument("--quick", action="store_true", help=f"4 rounds of 5 ms instead of {usual}, fewer lengths")
     p.add_argument("--cold", action="store_true", help="rotate through inputs so that L2 never holds them (cuda)")
     p.add_argument(
         "--sustained",
@@ -222,7 +223,8 @@ def _run(args: argparse.Namespace, direction: Direction) -> Report | None:
             factors = _factors(args.anchors, direction, notes)
         else:
             notes.append("fa3 is not estimated: that needs cudnn among the peers")
-    rounds, sample_ms = (4, 5) if args.quick else (12, 15)
+    usual = DEFAULT_SETTINGS
+    rounds, sample_ms = (4, 5) if args.quick else (usual.rounds, usual.sample_ms)
     settings = Settings(rounds, sample_ms, args.cold, layout=layout, alone_below_us=ALONE_BELOW_US)
     report = Report(environment(device), {"device": device, "seed": seed, **vars(settings)}, notes=notes)
     report.results = _measure_all(cases, lambda case: measure(case, contestants, settings, device, generator))

@@ -16,6 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from dhp_safe_fa.bench import Candidate, Case, Settings, WrongResult, anchors
 from dhp_safe_fa.bench.cases import select
 from dhp_safe_fa.bench.environment import missing_hopper
+from dhp_safe_fa.bench.measurement import DEFAULT_SETTINGS
 from dhp_safe_fa.burn.builds import keeping
 from dhp_safe_fa.burn.builds.library import Library, ShippedKernel
 from dhp_safe_fa.burn.families import FAMILIES
@@ -77,7 +78,7 @@ class Plan:
 
     def settings(self) -> Settings:
         """Samples as long as the benchmark's, so that ratios to peers are of one kind."""
-        return Settings(rounds=6 if self.full else 4, sample_ms=15, eager=False)
+        return Settings(rounds=6 if self.full else 4, sample_ms=DEFAULT_SETTINGS.sample_ms, eager=False)
 
     def recorded_settings(self, count: int) -> dict[str, Any]:
         shapes = list(self.shapes) if self.shapes else None

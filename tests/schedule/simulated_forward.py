@@ -64,10 +64,7 @@ MUTATIONS = (
     ),
     Mutation("q_into_the_place_in_use", (("q_rows + Q_PLACE(q_parity)", "q_rows + Q_PLACE(q_parity ^ 1)"),)),
     Mutation("q_of_the_next_query_tile", (("Q_PLACE(q_parity ^ 1) /", "Q_PLACE(q_parity) /"),)),
-    Mutation(
-        "one_place_for_two_query_tiles",
-        (("Q_PLACES > 1 ? (parity)", "Q_PLACES > 1 ? 0 * (parity)"),),
-    ),
+    Mutation("one_place_for_two_query_tiles", (("Q_PLACES > 1 ? (parity)", "Q_PLACES > 1 ? 0 * (parity)"),)),
     Mutation("no_turn_while_others_are_ahead", (("take_turn(TURN + group); give_turn(1, next_turn);", ""),)),
     Mutation(
         "keys_of_a_step_of_others",

@@ -109,9 +109,7 @@ static __device__ __forceinline__ void hold_queries(uint32_t *q, uint32_t q_rows
 static __device__ __forceinline__ void load_queries(int go, const CUtensorMap *map, uint32_t q_rows, uint32_t full,
                                                     int row, int head, int batch) {
   mbarrier_arrive_expect_tx(go, full, Q_BYTES);
-  for (int box = 0; box < BOXES; box++)
-    (ONE_SEGMENT ? tma_load_once : tma_load)(go, q_rows + box * Q_BOX_BYTES, map, full, box * BOX_COLUMNS, row, head,
-                                             batch);
+  load_boxes<ONE_SEGMENT ? tma_load_once : tma_load>(go, q_rows, map, full, BOXES, Q_BOX_BYTES, 0, row, head, batch);
 }
 
 #endif

@@ -281,6 +281,13 @@ def test_every_class_and_an_aa_pair_are_run() -> None:
             assert len(set(data)) < len(data)
 
 
+def right_controls(monkeypatch: pytest.MonkeyPatch, expected: dict[str, str]) -> None:
+    """A run without a GPU: these controls are there, and come out right."""
+    monkeypatch.setattr(controls, "load_controls", lambda tell: SimpleNamespace(expected_of=lambda gate: expected))
+    monkeypatch.setattr(counters, "judge_controls", lambda *_: RIGHT)
+    monkeypatch.setattr(counters, "judge_controls_once", lambda *_: [])
+
+
 @pytest.mark.parametrize(
     ("off", "verdict"),
     [
@@ -314,9 +321,7 @@ def test_a_rare_event_is_outvoted_and_a_leak_is_not(
     metric: str, off: float, comes_again: bool, verdict: str, looks: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     subject = Subject("fwd", lambda *_: (), nullcontext, ("fwd",), (Shape(1, 1, 1, 64, 64, 64, "float16", False),))
-    monkeypatch.setattr(controls, "load_controls", lambda tell: SimpleNamespace(expected_of=lambda gate: {}))
-    monkeypatch.setattr(counters, "judge_controls", lambda *_: RIGHT)
-    monkeypatch.setattr(counters, "judge_controls_once", lambda *_: [])
+    right_controls(monkeypatch, {})
     asked: list[Request] = []
 
     def measure(request: Request, tell: Callable[[int, str], None]) -> list[Count]:
@@ -347,10 +352,7 @@ def test_the_kernels_of_a_call_are_counted_in_one(monkeypatch: pytest.MonkeyPatc
         whole = Subject(call, lambda *_: (), nullcontext, (name,), (shape,), classes=CLASSES)
         return replace(own, whole=lambda: whole) if call else own
 
-    expected = {"loop_bound": controls.CAUGHT}
-    monkeypatch.setattr(controls, "load_controls", lambda tell: SimpleNamespace(expected_of=lambda gate: expected))
-    monkeypatch.setattr(counters, "judge_controls", lambda *_: RIGHT)
-    monkeypatch.setattr(counters, "judge_controls_once", lambda *_: [])
+    right_controls(monkeypatch, {"loop_bound": controls.CAUGHT})
     asked: list[Request] = []
 
     def measure(request: Request, tell: Callable[[int, str], None]) -> list[Count]:
