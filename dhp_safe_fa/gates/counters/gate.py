@@ -4,7 +4,7 @@ Each class of a subject's inputs is run several times. A metric that is the same
 (A/A) is *exact*, and then has to be the same over all classes. That counts of executed instructions are exact is
 demanded: a kernel that spins executes what chance decides. Of a metric that need not be, but is the median of its class
 in nine runs of ten, the medians have to be equal; of others they may lie no farther apart than what A/A shows of chance
-explains. Where classes differ in none but such metrics, all are counted again, twice as often: what chance did to one
+explains. Where classes differ in none but such metrics, these are counted again, twice as often: what chance did to one
 run is then outvoted, and what data do comes again. Bytes, cache traffic and time are reported, their spread over the
 classes beside their spread in A/A.
 """
@@ -56,8 +56,9 @@ CANDIDATES = (
 MERGED = 2
 PERCENT = " %"
 WITHIN = {"l1tex__m_l1tex2xbar_write_sectors.sum": 5.0}
-# Where classes differ in none but these two kinds, everything is counted so many times again. With two, the median of
-# three outvotes what chance did to one run, and every class shows how far apart chance brings its runs.
+# Where classes differ in none but these two kinds, the metrics that do are counted so many times again, in all classes.
+# With two, the median of three outvotes what chance did to one run, and every class shows how far apart chance brings
+# its runs.
 LOOKS_AGAIN = 2
 # Of CANDIDATES, one that has its class's median in so many of the runs of a label is nearly exact. The other runs are
 # events too rare to bring a median anywhere: they explain nothing, and hide no leak.
@@ -195,18 +196,25 @@ def _spread(values: Sequence[float]) -> float:
     return 0.0 if most == least else 100 * (most - least) / abs(middle or most or least)
 
 
-def study(counts: Iterable[Count]) -> dict[str, Study]:
-    """Metric to what was seen of it, over the runs of one label. An opcode that a run lacks is 0 there. ValueError
-    without classes to compare, or without two runs of any."""
-    runs = list(counts)
+def _require_repeats(runs: Sequence[Count]) -> None:
     repeats = Counter(run.data for run in runs)
     if len(repeats) < 2 or max(repeats.values()) < 2:
         raise ValueError(f"two classes of data, one of them twice, are needed, not {', '.join(repeats) or 'none'}")
+
+
+def study(counts: Iterable[Count]) -> dict[str, Study]:
+    """Metric to what was seen of it, over the runs of one label in which it was counted. An opcode that a run lacks is 0
+    there, and so is everything where a call launched other kernels. ValueError without classes to compare, or without
+    two runs of any."""
+    runs = list(counts)
+    _require_repeats(runs)
+    counted = [{_base(metric) for metric in run.values} for run in runs]
     found = {}
     for metric in dict.fromkeys(metric for run in runs for metric in run.values):
         by_class: dict[str, list[float]] = {}
-        for run in runs:
-            by_class.setdefault(run.data, []).append(run.values.get(metric, 0.0))
+        for run, bases in zip(runs, counted, strict=True):
+            if not bases or _base(metric) in bases:
+                by_class.setdefault(run.data, []).append(run.values.get(metric, 0.0))
         medians = {data: median(values) for data, values in by_class.items()}
         everything = [value for values in by_class.values() for value in values]
         is_equal = len(set(everything)) == 1
@@ -214,6 +222,7 @@ def study(counts: Iterable[Count]) -> dict[str, Study]:
         is_alike = sum(value == usual for value, usual in again) >= NEARLY * len(again)
         is_nearly = is_alike and _base(metric) in CANDIDATES
         within = max(max(values) - min(values) for values in by_class.values())
+        repeats = tuple(len(values) for values in by_class.values())
         found[metric] = Study(
             is_exact=within == 0,
             is_nearly=is_nearly,
@@ -223,7 +232,7 @@ def study(counts: Iterable[Count]) -> dict[str, Study]:
             classes_percent=_spread(list(medians.values())),
             within=within,
             apart=max(medians.values()) - min(medians.values()),
-            explained=0.0 if is_nearly or not within else within * _chance(tuple(repeats.values())),
+            explained=0.0 if is_nearly or not within else within * _chance(repeats),
             by_class={} if is_equal else medians,
         )
     return found
@@ -275,14 +284,15 @@ def findings(seen: dict[str, Study], elsewhere: Mapping[str, float]) -> dict[str
     return found
 
 
-def in_doubt(often: Iterable[Count], name: str) -> list[str]:
-    """What speaks against a subject, if chance may have done it all: differences in metrics that need not be exact. In
-    few A/A pairs a rare event, such as one sector more in a million, is not seen."""
+def in_doubt(often: Iterable[Count], name: str) -> dict[str, list[str]]:
+    """Metric to what it says against a subject, if chance may have done it all: differences in metrics that need not be
+    exact. In few A/A pairs a rare event, such as one sector more in a million, is not seen."""
     shapes = {label: study(some) for label, some in by_label(often, name).items()}
     elsewhere = explained_elsewhere(shapes.values())
     found = [(label, *one) for label, seen in shapes.items() for one in findings(seen, elsewhere).items()]
-    is_chance = all(_base(metric) in (*CANDIDATES, *WITHIN) for _, metric, _ in found)
-    return [f"{label}: {text}" for label, _, text in found] if is_chance else []
+    if not all(metric in (*CANDIDATES, *WITHIN) for _, metric, _ in found):
+        return {}
+    return {metric: [f"{label}: {text}" for label, of, text in found if of == metric] for _, metric, _ in found}
 
 
 def _difference(metric: str, seen: Study) -> str:
@@ -411,6 +421,8 @@ def run(subjects: list[Subject], quick: bool, progress: Progress) -> list[GateRe
     doubts = {subject.name: in_doubt(often, subject.name) for subject in subjects}
     in_question = {first: data[first] * LOOKS_AGAIN for first in calls if any(doubts[name] for name in parts[first])}
     if in_question:
-        again = Request(cheap, in_question, shapes, parts={first: parts[first] for first in in_question})
+        doubtful = tuple(metric for metric in cheap if any(metric in doubt for doubt in doubts.values()))
+        again = Request(doubtful, in_question, shapes, parts={first: parts[first] for first in in_question})
         often += ncu.measure(again, lambda done, what: progress(f"again: {what}", done, again.calls))
-    return [judge_subject(one.name, often, once, outcomes, doubts[one.name]) for one in subjects]
+    first_looks = {name: [text for texts in doubt.values() for text in texts] for name, doubt in doubts.items()}
+    return [judge_subject(one.name, often, once, outcomes, first_looks[one.name]) for one in subjects]

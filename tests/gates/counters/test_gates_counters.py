@@ -340,6 +340,7 @@ def test_a_rare_event_is_outvoted_and_a_leak_is_not(
     assert bool(result.figures["in doubt at first"]) == (looks == 2)
     if looks == 2:
         assert not asked[-1].controls and asked[-1].parts == {"fwd": ("fwd",)}
+        assert asked[-1].metrics == (metric,), "what was in no doubt is not counted again"
         assert Counter(asked[-1].subjects["fwd"])["ascending"] == counters.LOOKS_AGAIN
 
 
