@@ -119,7 +119,8 @@ def through_autograd(attend: Attend) -> Prepare:
 
 
 def at_once(attend: Attend) -> Differentiate:
-    """The forward pass of attend and, through autograd, its backward pass, in one call."""
+    """The forward pass of attend and, through autograd, its backward pass, in one call: all of it in the thread that
+    calls, where the range of a profiler is."""
 
     def differentiate(
         q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, grad_out: Tensor, is_causal: bool
@@ -127,7 +128,8 @@ def at_once(attend: Attend) -> Differentiate:
         leaves = tuple(tensor.detach().requires_grad_() for tensor in (q, k, v))
         with torch.enable_grad():
             own = attend(leaves[0], leaves[1], leaves[2], is_causal)
-        return torch.autograd.grad(own, leaves, grad_out)
+        with torch.autograd.set_multithreading_enabled(False):
+            return torch.autograd.grad(own, leaves, grad_out)
 
     return differentiate
 

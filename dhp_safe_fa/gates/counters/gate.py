@@ -203,9 +203,9 @@ def _require_repeats(runs: Sequence[Count]) -> None:
 
 
 def study(counts: Iterable[Count]) -> dict[str, Study]:
-    """Metric to what was seen of it, over the runs of one label in which it was counted. An opcode that a run lacks is 0
-    there, and so is everything where a call launched other kernels. ValueError without classes to compare, or without
-    two runs of any."""
+    """Metric to what was seen of it, over the runs of one label in which it was counted. An opcode that a run lacks is
+    0 there, and so is everything where a call launched other kernels. ValueError without classes to compare, or
+    without two runs of any."""
     runs = list(counts)
     _require_repeats(runs)
     counted = [{_base(metric) for metric in run.values} for run in runs]

@@ -92,22 +92,20 @@ def _sass(peers: dict[str, Any], names: Sequence[str], tell: Progress) -> None:
 def _judge(gate: str, names: Sequence[str]) -> dict[str, dict[str, Any]]:
     """One gate over these peers, so that its controls run once."""
     present = [subjects.peer(name) for name in names]
-    try:
-        results = importlib.import_module(f"dhp_safe_fa.gates.{gate}.gate").run(present, True, lambda *_: None)
-    except (NotRun, controls.ControlError, OSError) as error:
-        results = [not_run(gate, name, error) for name in names]
+    results = importlib.import_module(f"dhp_safe_fa.gates.{gate}.gate").run(present, True, lambda *_: None)
     return {result.subject: compact(result.as_json()) for result in results}
 
 
 def _executing(gate: str, names: Sequence[str], tell: Progress) -> dict[str, dict[str, Any]]:
-    """The same in a process of its own; where a peer ends that, or fails on an input that it refuses, each alone."""
+    """The same in a process of its own; where a peer ends that, fails on an input that it refuses, or cannot be looked
+    at, each alone."""
     tell(f"{gate}: {', '.join(names)}", 0, 1)
     try:
         return in_a_process(_judge, gate, names)
     except Exception as error:  # a peer's own, whatever it is: spare the others
         if len(names) > 1:
             return {name: one for single in names for name, one in _executing(gate, [single], tell).items()}
-        cause = str(error) if isinstance(error, Ended) else f"{type(error).__name__}: {one_line(error)}"
+        cause = str(error) if isinstance(error, Ended | NotRun) else f"{type(error).__name__}: {one_line(error)}"
         return {names[0]: compact(not_run(gate, names[0], cause).as_json())}
 
 

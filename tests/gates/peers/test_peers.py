@@ -16,10 +16,12 @@ from typing import Any, cast
 import pytest
 import torch
 from evidence_samples import gate_result, some_run
+from gradient_samples import gradients as sample_gradients
 
 from dhp_safe_fa.bench.gradients import reference
 from dhp_safe_fa.bench.peers import sdpa
 from dhp_safe_fa.gates import cli, controls, gradients, inputs, registry, subjects, targets, tools
+from dhp_safe_fa.gates.bitwise.rows import rows_of_shape
 from dhp_safe_fa.gates.evidence import writer as evidence_writer
 from dhp_safe_fa.gates.peers import code as peer_code
 from dhp_safe_fa.gates.peers import page as peers_page
@@ -132,6 +134,74 @@ def test_gradients_of_a_peer_are_a_subject(monkeypatch: pytest.MonkeyPatch) -> N
         subjects.by_name("fa3-backward")
 
 
+def test_peers_read_dense_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the gate computes again are parts of tensors."""
+    seen: list[bool] = []
+
+    def operator(*given: Any) -> Any:
+        seen.extend(tensor.is_contiguous() for tensor in given[:-1])
+        return given[:3]
+
+    monkeypatch.setitem(subjects.gradient_peers.OPERATORS, "flash", (None, operator))
+    found = subjects.by_name("sdpa-flash-backward")
+    given = gradients.make("normal", inputs.Shape(1, 2, 2, 20, 20, 16, "bfloat16", False), 1, "cpu")
+    found.attend(tuple(tensor[:, :, 3:9] for tensor in given), False)
+    assert len(seen) == 6 and all(seen)
+
+
+@pytest.mark.parametrize("is_causal", [True, False])
+def test_peers_are_asked_for_what_they_mean_too(is_causal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Right gradients with masks aligned to the last key, whose out and lse are given or computed again, pass."""
+    asked: list[str] = []
+
+    def right(q: Any, k: Any, v: Any, out: Any, lse: Any, grad_out: Any, masked: bool) -> Any:
+        offset = k.size(2) - q.size(2)
+        found = sample_gradients((q, k, v, out, lse, grad_out, torch.zeros_like(lse)), masked, offset)
+        return tuple(found)
+
+    def again(q: Any, k: Any, v: Any, out: Any, lse: Any, grad_out: Any, masked: bool) -> Any:
+        shape = inputs.Shape(*q.shape[:2], k.size(1), q.size(2), k.size(2), q.size(3), "bfloat16", masked)
+        out, lse = gradients.complete(shape, (q, k, v), ())[3:]
+        return right(q, k, v, out, lse, grad_out, masked)
+
+    shape = inputs.Shape(2, 2, 2, 19, 19, 8, "bfloat16", is_causal)
+    monkeypatch.setitem(subjects.gradient_peers.OPERATORS, "flash", (None, right))
+    monkeypatch.setattr(subjects.gradient_peers, "flash_attention_3", lambda deterministic: None)
+    monkeypatch.setattr(subjects.gradient_peers, "at_once", lambda attend: again)
+    for name in ("sdpa-flash-backward", "fa3-backward"):
+        of = subjects.by_name(name)
+        given, stranger = (gradients.make("normal", shape, seed, "cpu") for seed in (1, 2))
+        asked = [way.name for way in of.ways(of, given, stranger, is_causal) if way.names == ("dk", "dv")]
+        is_given = name.startswith("sdpa")
+        assert ("other keys beside" in asked) == is_given
+        assert ("the first 17 keys" in asked) == ("1 more keys" in asked) == (is_given and not is_causal)
+        assert ("1 more queries that add nothing" in asked) == (not is_causal)
+        assert ("other queries that do not see it" in asked) == is_causal
+        assert "other batches beside" in asked and "other heads beside" in asked
+        found = rows_of_shape(of, shape, "normal", "large", seed=1, device="cpu")
+        assert (found.differing, found.refused) == ([], [])
+
+
+def test_gradients_through_autograd_run_in_the_calling_thread() -> None:
+    """Where the range of a profiler is; on CUDA the engine has threads of its own."""
+    seen: list[bool] = []
+
+    class Attention(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, q: Any, k: Any, v: Any) -> Any:
+            return q + k + v
+
+        @staticmethod
+        def backward(ctx: Any, grad: Any) -> Any:  # type: ignore[override]
+            seen.append(torch._C._is_multithreading_enabled())
+            return grad, grad, grad
+
+    tensor = torch.ones(1, 1, 2, 2)
+    differentiate = subjects.gradient_peers.at_once(lambda q, k, v, is_causal: Attention.apply(q, k, v))
+    differentiate(tensor, tensor, tensor, tensor, tensor, tensor, False)
+    assert seen == [False]
+
+
 def test_every_peer_has_gradients() -> None:
     forward = [name for name in targets.PEERS if not name.endswith(targets.BACKWARD)]
     assert {f"{name}{targets.BACKWARD}" for name in forward} < set(targets.PEERS)
@@ -200,10 +270,13 @@ def kernel(seen: Sequence[str]) -> dict[str, Any]:
             "verdict": "FAIL"}  # fmt: skip
 
 
-def test_a_run_asks_every_gate_once(hopper: dict[str, list[Any]]) -> None:
+def test_a_run_asks_every_gate_once_and_each_peer_alone_where_that_has_nothing_to_say(
+    hopper: dict[str, list[Any]],
+) -> None:
     found = peers.run(["sdpa-flash", "sdpa-efficient", "fa3"], lambda *_: None)
     both = ["sdpa-flash", "sdpa-efficient"]
-    assert hopper["gates"] == [(gate, both, True) for gate in ("counters", "bitwise", "timing")]
+    alone = [("timing", [name], True) for name in both]
+    assert hopper["gates"] == [(gate, both, True) for gate in ("counters", "bitwise", "timing")] + alone
     verdicts = {name: [peer[gate]["verdict"] for gate in registry.NAMES] for name, peer in found["peers"].items()}
     ran = ["FAIL", "FAIL", "FAIL", "NOT RUN"]
     assert verdicts == {"sdpa-flash": ran, "sdpa-efficient": ran, "fa3": ["NOT RUN"] * 4}
