@@ -6,6 +6,7 @@ What each ends with, a digest of all parameters, is the same in every run with a
 """
 
 import hashlib
+import time
 
 import torch
 import torch.distributed as dist
@@ -18,6 +19,7 @@ import dhp_safe_fa.integrations.transformers  # noqa: F401  (registers attn_impl
 
 COLUMNS = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "mlp.gate_proj", "mlp.up_proj")
 ROWS = ("self_attn.o_proj", "mlp.down_proj")
+SECONDS_FOR_THE_GIL = 0.5  # a thread that waits for it needs microseconds; on a machine that is full, a turn
 
 
 def main() -> None:
@@ -55,7 +57,7 @@ def main() -> None:
 if __name__ == "__main__":
     dist.init_process_group("gloo")
     main()  # the mesh, and all that refers to it, is gone before its groups are
-    # A group that has served a DTensor outlives destroy_process_group (torch 2.13). Its thread lets go of what it
-    # gathered when it gets the GIL; if Python is ending by then, that aborts the process. It gets it in this wait.
-    dist.monitored_barrier()
+    # A group that has served a DTensor outlives destroy_process_group (torch 2.13). Its thread needs the GIL to let go of
+    # what it gathered last; if Python is ending by then, that aborts the process. It gets it while this thread sleeps.
+    time.sleep(SECONDS_FOR_THE_GIL)
     dist.destroy_process_group()
