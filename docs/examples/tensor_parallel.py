@@ -57,7 +57,7 @@ def main() -> None:
 if __name__ == "__main__":
     dist.init_process_group("gloo")
     main()  # the mesh, and all that refers to it, is gone before its groups are
-    # A group that has served a DTensor outlives destroy_process_group (torch 2.13). Its thread needs the GIL to let go of
-    # what it gathered last; if Python is ending by then, that aborts the process. It gets it while this thread sleeps.
+    # A group that has served a DTensor outlives destroy_process_group (torch 2.13). Its thread needs the GIL to let go
+    # of what it gathered last; if Python is ending by then, that aborts the process. It gets it in this sleep.
     time.sleep(SECONDS_FOR_THE_GIL)
     dist.destroy_process_group()
