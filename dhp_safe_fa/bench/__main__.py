@@ -10,6 +10,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -21,7 +22,7 @@ from dhp_safe_fa.bench import anchors, meter
 from dhp_safe_fa.bench.cases import DTYPES, LAYOUTS, Case, select
 from dhp_safe_fa.bench.directions import DIRECTIONS, FORWARD, Direction
 from dhp_safe_fa.bench.environment import environment, missing_hopper
-from dhp_safe_fa.bench.measurement import DEFAULT_SETTINGS, Settings, WrongResult, host_overhead, measure
+from dhp_safe_fa.bench.measurement import DEFAULT_SETTINGS, QUICK_SETTINGS, WrongResult, host_overhead, measure
 from dhp_safe_fa.bench.peers import Candidate, one_line
 from dhp_safe_fa.bench.results import Report, Result, load, save
 from dhp_safe_fa.bench.show import tables
@@ -98,8 +99,8 @@ def parser() -> argparse.ArgumentParser:
     )
     p.add_argument("--layout", choices=LAYOUTS, help="how inputs are stored; default: BSHD, as models have them")
     p.add_argument("--peers", nargs="+", metavar="NAME", help="only these peers; --list names them")
-    usual = f"{DEFAULT_SETTINGS.rounds} of {DEFAULT_SETTINGS.sample_ms:g} ms"
-    p.add_argument("--quick", action="store_true", help=f"4 rounds of 5 ms instead of {usual}, fewer lengths")
+    quick, usual = (f"{s.rounds} rounds of {s.sample_ms:g} ms" for s in (QUICK_SETTINGS, DEFAULT_SETTINGS))
+    p.add_argument("--quick", action="store_true", help=f"{quick} instead of {usual}, fewer lengths")
     p.add_argument("--cold", action="store_true", help="rotate through inputs so that L2 never holds them (cuda)")
     p.add_argument(
         "--sustained",
@@ -223,9 +224,8 @@ def _run(args: argparse.Namespace, direction: Direction) -> Report | None:
             factors = _factors(args.anchors, direction, notes)
         else:
             notes.append("fa3 is not estimated: that needs cudnn among the peers")
-    usual = DEFAULT_SETTINGS
-    rounds, sample_ms = (4, 5) if args.quick else (usual.rounds, usual.sample_ms)
-    settings = Settings(rounds, sample_ms, args.cold, layout=layout, alone_below_us=ALONE_BELOW_US)
+    chosen_turns = QUICK_SETTINGS if args.quick else DEFAULT_SETTINGS
+    settings = replace(chosen_turns, cold=args.cold, layout=layout, alone_below_us=ALONE_BELOW_US)
     report = Report(environment(device), {"device": device, "seed": seed, **vars(settings)}, notes=notes)
     report.results = _measure_all(cases, lambda case: measure(case, contestants, settings, device, generator))
     _estimate(report, factors)

@@ -42,6 +42,8 @@ class Settings:
 
 
 DEFAULT_SETTINGS = Settings()
+# Of up to four candidates whole cycles, too.
+QUICK_SETTINGS = Settings(rounds=6, sample_ms=5.0)
 
 
 @dataclass(frozen=True)
