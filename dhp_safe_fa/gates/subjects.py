@@ -9,7 +9,6 @@ import importlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -21,7 +20,7 @@ from dhp_safe_fa.bench import peers
 from dhp_safe_fa.bench.gradients import peers as gradient_peers
 
 from . import gradients, inputs
-from .bitwise.key_rows import Terms, gradient_ways
+from .bitwise.key_rows import gradient_ways
 from .bitwise.rows import Form, Way, attention_ways
 from .inputs import Inputs, Shape
 from .targets import BACKWARD, PEERS, require_shipped
@@ -149,11 +148,9 @@ def _peer_shapes() -> tuple[Shape, ...]:
 
 def _peer_gradients(name: str) -> Subject:
     """The backward pass of a peer, with what this project's forward gives. FlashAttention-3's is reached through
-    autograd, so that its calls compute the forward, too. Whose first query and key a causal mask is aligned to, if they
-    are not equally many, peers do not agree on. NotRun if it is not there."""
+    autograd, so that its calls compute the forward, too. NotRun if it is not there."""
     short = name.removeprefix("sdpa-").removesuffix(BACKWARD)
-    is_given = short in gradient_peers.OPERATORS
-    if is_given:
+    if short in gradient_peers.OPERATORS:
         _, differentiate = gradient_peers.OPERATORS[short]
     else:
         attention = gradient_peers.flash_attention_3(gradient_peers.FLASH_ATTENTION_3[short])
@@ -162,8 +159,7 @@ def _peer_gradients(name: str) -> Subject:
         differentiate = gradient_peers.at_once(attention)
 
     def attend(inputs: Inputs, is_causal: bool) -> tuple[Tensor, ...]:
-        # None of them has an lse to differentiate. Parts of tensors are copied: of lse, they read dense rows.
-        q, k, v, out, lse, grad_out = (tensor.contiguous() for tensor in inputs[:6])
+        q, k, v, out, lse, grad_out, _ = inputs  # none of them has an lse to differentiate
         return differentiate(q, k, v, out, lse, grad_out, is_causal)
 
     return Subject(
@@ -173,7 +169,7 @@ def _peer_gradients(name: str) -> Subject:
         (),
         _peer_shapes(),
         outputs=("dq", "dk", "dv"),
-        ways=partial(gradient_ways, terms=Terms(given=is_given, any_lengths=False)),
+        ways=gradient_ways,
         make=gradients.make,
         matched=gradients.matched,
         power=gradients.power,

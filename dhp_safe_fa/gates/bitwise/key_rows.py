@@ -1,14 +1,12 @@
 """Row invariance of the gradients of k and v: the bits of a row of dk and dv depend on its key and value and on the
 queries that see it, with what belongs to these queries: out, lse, grad_out, grad_lse. On nothing else.
 
-What belongs to a query is given, not computed again, so other keys are no matter whether they are seen or not. A peer
-may mean something else by a call (Terms), and is then asked for less.
+What belongs to a query is given, not computed again, so other keys are no matter whether they are seen or not.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -21,23 +19,6 @@ if TYPE_CHECKING:  # a subject knows its ways
     from ..subjects import AttendOffset, Subject
 
 
-@dataclass(frozen=True)
-class Terms:
-    """What a subject means by its arguments.
-
-    Attributes:
-        given: out and lse are those that are given. Else they are computed again, and every key is part of a query.
-        any_lengths: under the causal mask query i sees keys 0 to i however many queries and keys there are. Else only
-            if they are equally many: a mask may as well begin at the last query and the last key.
-    """
-
-    given: bool = True
-    any_lengths: bool = True
-
-
-OURS = Terms()
-
-
 def _padded_queries(inputs: Inputs, more: int) -> Inputs:
     """Queries behind the last one that are all zero, and whose gradients are: they add nothing."""
 
@@ -48,12 +29,9 @@ def _padded_queries(inputs: Inputs, more: int) -> Inputs:
     return tuple(tensor if at in KEYED else longer(tensor) for at, tensor in enumerate(inputs))
 
 
-def _rows(
-    of: Side, inputs: Inputs, stranger: Inputs, is_causal: bool, whole: Outputs, terms: Terms
-) -> Iterator[Way]:
+def _rows(of: Side, inputs: Inputs, stranger: Inputs, is_causal: bool, whole: Outputs) -> Iterator[Way]:
     """Fewer and more keys, other keys, more queries that add nothing, other queries that do not see the key."""
     seqlen, keys = inputs[0].size(2), inputs[1].size(2)
-    may_differ = terms.any_lengths or not is_causal  # the numbers of queries and keys
 
     def way(name: str, given: Inputs, rows: slice) -> Way:
         """Computes `given`, whose rows of keys begin with the inputs', and compares some of these."""
@@ -63,17 +41,13 @@ def _rows(
 
         return Way(name, compute, of.cut(whole, 2, rows, rows), of.names)
 
-    if terms.given:
-        third = slice(None, None, 3)
-        yield way("other keys beside", mixed(inputs, stranger, third, keyed=True), third)
-    if terms.given and may_differ:
-        for rows in (rows for rows in ROWS if rows <= keys):
-            yield way(f"the first {rows} keys", part(inputs, keys=slice(rows)), slice(rows))
-        for more in PADDING:
-            yield way(f"{more} more keys", more_keys(inputs, stranger, more), slice(keys))
-    if may_differ:
-        for more in PADDING:
-            yield way(f"{more} more queries that add nothing", _padded_queries(inputs, more), slice(keys))
+    for rows in (rows for rows in ROWS if rows <= keys):
+        yield way(f"the first {rows} keys", part(inputs, keys=slice(rows)), slice(rows))
+    third = slice(None, None, 3)
+    yield way("other keys beside", mixed(inputs, stranger, third, keyed=True), third)
+    for more in PADDING:
+        yield way(f"{more} more keys", more_keys(inputs, stranger, more), slice(keys))
+        yield way(f"{more} more queries that add nothing", _padded_queries(inputs, more), slice(keys))
     if is_causal:
         blind = min(seqlen, keys) // 2  # so many queries do not see the key of this number, nor any after it
         given = mixed(inputs, stranger, slice(blind, None), keyed=False)
@@ -96,18 +70,16 @@ def _offsets(of: Side, attend: AttendOffset, inputs: Inputs) -> Iterator[Way]:
     yield Way("the last half of the keys", from_key(keys // 2, keys), of.cut(whole, 2, half, half), of.names)
 
 
-def key_ways(of: Side, inputs: Inputs, stranger: Inputs, is_causal: bool, terms: Terms) -> list[Way]:
+def key_ways(of: Side, inputs: Inputs, stranger: Inputs, is_causal: bool) -> list[Way]:
     """The ways to compute rows of keys: all that the subject can compute, with a causal_offset if it takes one."""
     whole = kept(of.attend(inputs, is_causal))
-    ways = [*company(of, inputs, stranger, is_causal, whole), *_rows(of, inputs, stranger, is_causal, whole, terms)]
+    ways = [*company(of, inputs, stranger, is_causal, whole), *_rows(of, inputs, stranger, is_causal, whole)]
     if is_causal and of.attend_offset is not None:
         ways += _offsets(of, of.attend_offset, inputs)
     return ways
 
 
-def gradient_ways(
-    subject: Subject, inputs: Inputs, stranger: Inputs, is_causal: bool, terms: Terms = OURS
-) -> list[Way]:
+def gradient_ways(subject: Subject, inputs: Inputs, stranger: Inputs, is_causal: bool) -> list[Way]:
     """The ways of attention's gradients, whichever of them the subject computes.
 
     Args:
@@ -116,4 +88,4 @@ def gradient_ways(
     """
     of_queries, of_keys = side(subject, keyed=False), side(subject, keyed=True)
     ways = query_ways(of_queries, inputs, stranger, is_causal) if of_queries.names else []
-    return ways + (key_ways(of_keys, inputs, stranger, is_causal, terms) if of_keys.names else [])
+    return ways + (key_ways(of_keys, inputs, stranger, is_causal) if of_keys.names else [])

@@ -21,6 +21,7 @@ from ..tools import NotRun
 from ..verdict import INVALID, NOT_RUN, Progress, have_a_say, not_run
 from . import code
 from .process import Ended, in_a_process
+from .terms import as_meant
 
 SCHEMA = "dhp_safe_fa.peers/1"
 POLICY = Path(__file__).resolve().parents[3] / "audits" / "peers_policy.json"
@@ -91,7 +92,7 @@ def _sass(peers: dict[str, Any], names: Sequence[str], tell: Progress) -> None:
 
 def _judge(gate: str, names: Sequence[str]) -> dict[str, dict[str, Any]]:
     """One gate over these peers, so that its controls run once."""
-    present = [subjects.peer(name) for name in names]
+    present = [as_meant(subjects.peer(name)) for name in names]
     results = importlib.import_module(f"dhp_safe_fa.gates.{gate}.gate").run(present, True, lambda *_: None)
     return {result.subject: compact(result.as_json()) for result in results}
 

@@ -9,6 +9,7 @@ import signal
 import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -26,7 +27,9 @@ from dhp_safe_fa.gates.evidence import writer as evidence_writer
 from dhp_safe_fa.gates.peers import code as peer_code
 from dhp_safe_fa.gates.peers import page as peers_page
 from dhp_safe_fa.gates.peers import run as peers
+from dhp_safe_fa.gates.peers import terms
 from dhp_safe_fa.gates.peers.process import Ended, in_a_process
+from dhp_safe_fa.gates.peers.terms import as_meant
 from dhp_safe_fa.gates.sass import policy
 from dhp_safe_fa.gates.sass.gate import Cubin, KernelReport
 from dhp_safe_fa.gates.sass.policy import Policy
@@ -143,7 +146,7 @@ def test_peers_read_dense_rows(monkeypatch: pytest.MonkeyPatch) -> None:
         return given[:3]
 
     monkeypatch.setitem(subjects.gradient_peers.OPERATORS, "flash", (None, operator))
-    found = subjects.by_name("sdpa-flash-backward")
+    found = as_meant(subjects.by_name("sdpa-flash-backward"))
     given = gradients.make("normal", inputs.Shape(1, 2, 2, 20, 20, 16, "bfloat16", False), 1, "cpu")
     found.attend(tuple(tensor[:, :, 3:9] for tensor in given), False)
     assert len(seen) == 6 and all(seen)
@@ -169,7 +172,7 @@ def test_peers_are_asked_for_what_they_mean_too(is_causal: bool, monkeypatch: py
     monkeypatch.setattr(subjects.gradient_peers, "flash_attention_3", lambda deterministic: None)
     monkeypatch.setattr(subjects.gradient_peers, "at_once", lambda attend: again)
     for name in ("sdpa-flash-backward", "fa3-backward"):
-        of = subjects.by_name(name)
+        of = as_meant(subjects.by_name(name))
         given, stranger = (gradients.make("normal", shape, seed, "cpu") for seed in (1, 2))
         asked = [way.name for way in of.ways(of, given, stranger, is_causal) if way.names == ("dk", "dv")]
         is_given = name.startswith("sdpa")
@@ -180,6 +183,22 @@ def test_peers_are_asked_for_what_they_mean_too(is_causal: bool, monkeypatch: py
         assert "other batches beside" in asked and "other heads beside" in asked
         found = rows_of_shape(of, shape, "normal", "large", seed=1, device="cpu")
         assert (found.differing, found.refused) == ([], [])
+
+
+def test_the_ways_that_peers_are_not_asked_for_exist() -> None:
+    """By their names in the gate `bitwise`; every way with other keys or other lengths is among them."""
+    shape = inputs.Shape(1, 2, 2, 130, 130, 8, "bfloat16", False)
+    own, stranger = (gradients.make("normal", shape, seed, "cpu") for seed in (1, 2))
+    of = replace(subjects.by_name("sdpa-flash-backward"), attend=lambda given, is_causal: given[:3])
+    keyed = [way.name for way in of.ways(of, own, stranger, False) if way.names == ("dk", "dv")]
+    company = {"other batches beside", "its batch alone", "other heads beside", "its key head alone"}
+    excluded = {name for name in keyed if terms.OTHER_KEYS.fullmatch(name) or terms.OTHER_LENGTHS.fullmatch(name)}
+    assert excluded == set(keyed) - company and len(excluded) == 9
+
+
+def test_forwards_are_asked_for_everything() -> None:
+    of = SimpleNamespace(name="sdpa-flash")
+    assert as_meant(cast(subjects.Subject, of)) is of
 
 
 def test_gradients_through_autograd_run_in_the_calling_thread() -> None:
