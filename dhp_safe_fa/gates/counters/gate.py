@@ -4,16 +4,16 @@ Each class of a subject's inputs is run several times. A metric that is the same
 (A/A) is *exact*, and then has to be the same over all classes. That counts of executed instructions are exact is
 demanded: a kernel that spins executes what chance decides. Of a metric that need not be, but is the median of its class
 in nine runs of ten, the medians have to be equal; of others they may lie no farther apart than what A/A shows of chance
-explains. Where classes differ in none but such metrics, these are counted again, twice as often: what chance did to one
-run is then outvoted, and what data do comes again. Bytes, cache traffic and time are reported, their spread over the
-classes beside their spread in A/A.
+explains. Where classes differ in none but such metrics, these are counted again, in more runs, and judged by those
+alone: what chance did to one run is then outvoted, and what data do comes again. Bytes, cache traffic and time are
+reported, their spread over the classes beside their spread in A/A.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from statistics import median
 from typing import Any
@@ -56,10 +56,11 @@ CANDIDATES = (
 MERGED = 2
 PERCENT = " %"
 WITHIN = {"l1tex__m_l1tex2xbar_write_sectors.sum": 5.0}
-# Where classes differ in none but these two kinds, the metrics that do are counted so many times again, in all classes.
-# With two, the median of three outvotes what chance did to one run, and every class shows how far apart chance brings
-# its runs.
-LOOKS_AGAIN = 2
+# Where classes differ in none but these two kinds, the metrics that do are counted again, so many times in all classes:
+# the median of three outvotes what chance did to one run, and every class shows how far apart chance brings its runs.
+# The first counts of them are not judged then: they come from other passes, with other metrics, and a difference
+# between the two would be taken for chance.
+LOOKS_AGAIN = 3
 # Of CANDIDATES, one that has its class's median in so many of the runs of a label is nearly exact. The other runs are
 # events too rare to bring a median anywhere: they explain nothing, and hide no leak.
 NEARLY = 0.9
@@ -295,6 +296,20 @@ def in_doubt(often: Iterable[Count], name: str) -> dict[str, list[str]]:
     return {metric: [f"{label}: {text}" for label, of, text in found if of == metric] for _, metric, _ in found}
 
 
+def second_look(often: Sequence[Count], again: Sequence[Count], doubt: Mapping[str, Iterable[str]]) -> list[Count]:
+    """The runs by which subjects are judged that were looked at again: of the metrics in doubt (doubt: by subject), the
+    second look's alone; of executed instructions those of both, of others the first's."""
+    judged = []
+    for count in often:
+        values = {metric: value for metric, value in count.values.items() if metric not in doubt.get(count.name, ())}
+        judged.append(replace(count, values=values))
+    for count in again:
+        wanted = (*doubt.get(count.name, ()), INSTRUCTIONS)
+        values = {metric: value for metric, value in count.values.items() if metric in wanted}
+        judged += [replace(count, values=values)] if doubt.get(count.name) else []
+    return judged
+
+
 def _difference(metric: str, seen: Study) -> str:
     low, *_, high = sorted(seen.by_class, key=lambda data: seen.by_class[data])
     chance = f", of which chance explains {seen.explained:.0f}" if seen.explained else ""
@@ -421,8 +436,10 @@ def run(subjects: list[Subject], quick: bool, progress: Progress) -> list[GateRe
     doubts = {subject.name: in_doubt(often, subject.name) for subject in subjects}
     in_question = {first: data[first] * LOOKS_AGAIN for first in calls if any(doubts[name] for name in parts[first])}
     if in_question:
-        doubtful = tuple(metric for metric in cheap if any(metric in doubt for doubt in doubts.values()))
-        again = Request(doubtful, in_question, shapes, parts={first: parts[first] for first in in_question})
-        often += ncu.measure(again, lambda done, what: progress(f"again: {what}", done, again.calls))
+        doubtful = {INSTRUCTIONS} | {metric for doubt in doubts.values() for metric in doubt}
+        metrics = tuple(metric for metric in cheap if metric in doubtful)
+        again = Request(metrics, in_question, shapes, parts={first: parts[first] for first in in_question})
+        counted = ncu.measure(again, lambda done, what: progress(f"again: {what}", done, again.calls))
+        often = second_look(often, counted, doubts)
     first_looks = {name: [text for texts in doubt.values() for text in texts] for name, doubt in doubts.items()}
     return [judge_subject(one.name, often, once, outcomes, first_looks[one.name]) for one in subjects]

@@ -10,6 +10,9 @@ from typing import ParamSpec, TypeVar
 
 from dhp_safe_fa.bench.peers import one_line
 
+from ..controls import ControlError
+from ..tools import NotRun
+
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -18,11 +21,17 @@ class Ended(RuntimeError):
     """Without a result; says how."""
 
 
+def said(error: Exception) -> str:
+    """In a line, with its class where it is not one whose text is a sentence of its own."""
+    line = one_line(error)
+    return line if isinstance(error, NotRun | ControlError | Ended) else f"{type(error).__name__}: {line}"
+
+
 def _answer(connection: Connection, function: Callable[P, T], *arguments: P.args, **options: P.kwargs) -> None:
     try:
         connection.send((function(*arguments, **options), ""))
     except Exception as error:  # whatever it is: its class may not be one that can be sent
-        connection.send((None, f"{type(error).__name__}: {one_line(error)}"))
+        connection.send((None, said(error)))
 
 
 def in_a_process(function: Callable[P, T], *arguments: P.args, **options: P.kwargs) -> T:

@@ -20,7 +20,7 @@ from ..subjects import Subject
 from ..tools import NotRun
 from ..verdict import INVALID, NOT_RUN, Progress, have_a_say, not_run
 from . import code
-from .process import Ended, in_a_process
+from .process import in_a_process, said
 from .terms import as_meant
 
 SCHEMA = "dhp_safe_fa.peers/1"
@@ -106,8 +106,7 @@ def _executing(gate: str, names: Sequence[str], tell: Progress) -> dict[str, dic
     except Exception as error:  # a peer's own, whatever it is: spare the others
         if len(names) > 1:
             return {name: one for single in names for name, one in _executing(gate, [single], tell).items()}
-        cause = str(error) if isinstance(error, Ended | NotRun) else f"{type(error).__name__}: {one_line(error)}"
-        return {names[0]: compact(not_run(gate, names[0], cause).as_json())}
+        return {names[0]: compact(not_run(gate, names[0], said(error)).as_json())}
 
 
 def merge(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:

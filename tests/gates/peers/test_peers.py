@@ -439,6 +439,7 @@ def test_what_a_call_in_a_process_of_its_own_returns_or_ends_with() -> None:
         (crash_on, ("a", ["a"]), "its process ended with SIGSEGV"),
         (sys.exit, (3,), "its process ended with exit code 3"),
         (int, ("x",), "ValueError: invalid literal for int"),
+        (tools.find, ("no such tool",), "^no such tool was not found"),
     ):
         with pytest.raises(Ended, match=problem):
             in_a_process(cast(Any, function), *arguments)
