@@ -12,7 +12,7 @@ reported, their spread over the classes beside their spread in A/A.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from statistics import median
@@ -96,6 +96,9 @@ REPORTED = (
     "sm__throughput.avg.pct_of_peak_sustained_elapsed",
     "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_elapsed",
 )
+# What is counted together: for all shapes, and for one.
+CHEAP = (*DEMANDED, *CANDIDATES, *WITHIN)
+COSTLY = (*DEMANDED_ONCE, *CANDIDATES_ONCE, *REPORTED)
 
 
 @dataclass(frozen=True)
@@ -301,13 +304,16 @@ def second_look(often: Sequence[Count], again: Sequence[Count], doubt: Mapping[s
     second look's alone; of executed instructions those of both, of others the first's."""
     judged = []
     for count in often:
-        values = {metric: value for metric, value in count.values.items() if metric not in doubt.get(count.name, ())}
-        judged.append(replace(count, values=values))
+        kept = count.values.keys() - doubt.get(count.name, ())
+        judged.append(_only(count, kept))
     for count in again:
-        wanted = (*doubt.get(count.name, ()), INSTRUCTIONS)
-        values = {metric: value for metric, value in count.values.items() if metric in wanted}
-        judged += [replace(count, values=values)] if doubt.get(count.name) else []
+        if doubt.get(count.name):
+            judged.append(_only(count, {*doubt[count.name], INSTRUCTIONS}))
     return judged
+
+
+def _only(count: Count, metrics: Collection[str]) -> Count:
+    return replace(count, values={metric: value for metric, value in count.values.items() if metric in metrics})
 
 
 def _difference(metric: str, seen: Study) -> str:
@@ -424,10 +430,8 @@ def run(subjects: list[Subject], quick: bool, progress: Progress) -> list[GateRe
     planted, planted_once = tuple(expected), tuple(CONTROLS_ONCE.values())
     data = {name: extent.data(call.classes) for name, call in calls.items()}
     data_once = {name: extent.once(call.classes) for name, call in calls.items()}
-    cheap = (*DEMANDED, *CANDIDATES, *WITHIN)
-    costly = (*DEMANDED_ONCE, *CANDIDATES_ONCE, *REPORTED)
-    for_all = Request(cheap, data, shapes, planted, extent.control_data, parts)
-    for_one = Request(costly, data_once, 1, planted_once, extent.control_data_once, parts)
+    for_all = Request(CHEAP, data, shapes, planted, extent.control_data, parts)
+    for_one = Request(COSTLY, data_once, 1, planted_once, extent.control_data_once, parts)
     in_first = for_all.calls
     total = in_first + for_one.calls
     often = ncu.measure(for_all, lambda done, what: progress(what, done, total))
@@ -437,7 +441,7 @@ def run(subjects: list[Subject], quick: bool, progress: Progress) -> list[GateRe
     in_question = {first: data[first] * LOOKS_AGAIN for first in calls if any(doubts[name] for name in parts[first])}
     if in_question:
         doubtful = {INSTRUCTIONS} | {metric for doubt in doubts.values() for metric in doubt}
-        metrics = tuple(metric for metric in cheap if metric in doubtful)
+        metrics = tuple(metric for metric in CHEAP if metric in doubtful)
         again = Request(metrics, in_question, shapes, parts={first: parts[first] for first in in_question})
         counted = ncu.measure(again, lambda done, what: progress(f"again: {what}", done, again.calls))
         often = second_look(often, counted, doubts)

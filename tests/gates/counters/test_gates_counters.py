@@ -357,7 +357,7 @@ def looked_at_twice(values: Values, monkeypatch: pytest.MonkeyPatch) -> dict[str
 
     def measure(request: Request, tell: Callable[[int, str], None]) -> list[Count]:
         nonlocal looks
-        looks += set(request.metrics) <= set(CHEAP)
+        looks += set(request.metrics) <= set(counters.CHEAP)
         return [
             Count(name, "shape", data, ("k",), {one: values(looks, name, data, one) for one in request.metrics})
             for data in request.subjects["dk"]
@@ -368,9 +368,6 @@ def looked_at_twice(values: Values, monkeypatch: pytest.MonkeyPatch) -> dict[str
     results = counters.run(some, True, lambda *_: None)
     assert looks == 2
     return {result.subject: result for result in results}
-
-
-CHEAP = (*counters.DEMANDED, *counters.CANDIDATES, *counters.WITHIN)
 
 
 @pytest.mark.parametrize("leak", [0, 1, 3])
