@@ -5,8 +5,8 @@ Each class of a subject's inputs is run several times. A metric that is the same
 demanded: a kernel that spins executes what chance decides. Of a metric that need not be, but is the median of its class
 in nine runs of ten, the medians have to be equal; of others they may lie no farther apart than what A/A shows of chance
 explains. Where classes differ in none but such metrics, these are counted again, in more runs, and judged by those
-alone: what chance did to one run is then outvoted, and what data do comes again. Bytes, cache traffic and time are
-reported, their spread over the classes beside their spread in A/A.
+alone: what chance did to one run is then outvoted, and what data do comes again. So are controls whose clean twin
+differs so. Bytes, cache traffic and time are reported, their spread over the classes beside their spread in A/A.
 """
 
 from __future__ import annotations
@@ -299,9 +299,15 @@ def in_doubt(often: Iterable[Count], name: str) -> dict[str, list[str]]:
     return {metric: [f"{label}: {text}" for label, of, text in found if of == metric] for _, metric, _ in found}
 
 
+def clean_in_doubt(often: Sequence[Count], names: Iterable[str]) -> dict[str, list[str]]:
+    """Of controls the metrics in which the clean twin differs, if chance may have done it all."""
+    found = {name: list(twins["clean"]) for name, twins in _twins(often, names).items()}
+    return {name: of for name, of in found.items() if of and all(_base(m) in (*CANDIDATES, *WITHIN) for m in of)}
+
+
 def second_look(often: Sequence[Count], again: Sequence[Count], doubt: Mapping[str, Iterable[str]]) -> list[Count]:
-    """The runs by which subjects are judged that were looked at again: of the metrics in doubt (doubt: by subject), the
-    second look's alone; of executed instructions those of both, of others the first's."""
+    """The runs by which subjects and controls are judged that were looked at again: of the metrics in doubt (doubt: by
+    name), the second look's alone; of executed instructions those of both, of others the first's."""
     judged = []
     for count in often:
         kept = count.values.keys() - doubt.get(count.name, ())
@@ -430,20 +436,24 @@ def run(subjects: list[Subject], quick: bool, progress: Progress) -> list[GateRe
     planted, planted_once = tuple(expected), tuple(CONTROLS_ONCE.values())
     data = {name: extent.data(call.classes) for name, call in calls.items()}
     data_once = {name: extent.once(call.classes) for name, call in calls.items()}
-    for_all = Request(CHEAP, data, shapes, planted, extent.control_data, parts)
+    is_shipped = all(subject.cubin_sha256 for subject in subjects)  # a peer may launch others in another run
+    for_all = Request(CHEAP, data, shapes, planted, extent.control_data, parts, by_runs=is_shipped)
     for_one = Request(COSTLY, data_once, 1, planted_once, extent.control_data_once, parts)
     in_first = for_all.calls
     total = in_first + for_one.calls
     often = ncu.measure(for_all, lambda done, what: progress(what, done, total))
     once = ncu.measure(for_one, lambda done, what: progress(what, in_first + done, total))
-    outcomes = [*judge_controls(often, expected), *judge_controls_once(once)]
     doubts = {subject.name: in_doubt(often, subject.name) for subject in subjects}
+    clean_doubts = clean_in_doubt(often, expected)
     in_question = {first: data[first] * LOOKS_AGAIN for first in calls if any(doubts[name] for name in parts[first])}
-    if in_question:
-        doubtful = {INSTRUCTIONS} | {metric for doubt in doubts.values() for metric in doubt}
+    if in_question or clean_doubts:
+        doubtful = {INSTRUCTIONS}.union(*doubts.values(), *clean_doubts.values())
         metrics = tuple(metric for metric in CHEAP if metric in doubtful)
-        again = Request(metrics, in_question, shapes, parts={first: parts[first] for first in in_question})
+        of_these = {first: parts[first] for first in in_question}
+        data_again = extent.control_data * LOOKS_AGAIN if clean_doubts else ()
+        again = Request(metrics, in_question, shapes, tuple(clean_doubts), data_again, of_these)
         counted = ncu.measure(again, lambda done, what: progress(f"again: {what}", done, again.calls))
-        often = second_look(often, counted, doubts)
+        often = second_look(often, counted, {**doubts, **clean_doubts})
+    outcomes = [*judge_controls(often, expected), *judge_controls_once(once)]
     first_looks = {name: [text for texts in doubt.values() for text in texts] for name, doubt in doubts.items()}
     return [judge_subject(one.name, often, once, outcomes, first_looks[one.name]) for one in subjects]

@@ -38,6 +38,8 @@ class Request:
         shapes: how many of each subject's.
         controls: names of controls, both twins of which are run.
         control_data: names of ``inputs.planted_secrets``, with which they are run.
+        by_runs: each pass over the metrics is a run of everything, and no launch is made again. That costs a start for
+            each pass, and half as much for each launch; every run has to launch the same kernels.
     """
 
     metrics: tuple[str, ...]
@@ -46,6 +48,7 @@ class Request:
     controls: tuple[str, ...] = ()
     control_data: tuple[str, ...] = ()
     parts: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    by_runs: bool = False
 
     @property
     def calls(self) -> int:
@@ -214,19 +217,20 @@ def cause(log: str, errors: str, code: int) -> str:
     return f"ncu failed: {said[0] if said else f'exit code {code}'}"
 
 
-def _command(ncu: Path, metrics: Sequence[str], folder: Path) -> list[str]:
+def _command(ncu: Path, request: Request, folder: Path) -> list[str]:
     # fmt: off
     return [
         str(ncu), "--clock-control", "none", "--profile-from-start", "off", "--nvtx", "--csv", "--page", "raw",
-        "--print-units", "base", "--print-metric-instances", "details", "--metrics", ",".join(metrics),
-        "--log-file", str(folder / "log"),
+        "--print-units", "base", "--print-metric-instances", "details", "--metrics", ",".join(request.metrics),
+        "--replay-mode", "application" if request.by_runs else "kernel", "--log-file", str(folder / "log"),
         sys.executable, "-m", "dhp_safe_fa.gates.counters.counted", str(folder / "request"),
     ]
     # fmt: on
 
 
 def measure(request: Request, tell: Callable[[int, str], None]) -> list[Count]:
-    """Count all calls of a request in one run of ncu. tell: calls done, and of what. NotRun says why it could not."""
+    """Count all calls of a request in one run of ncu. tell: calls done, and of what; by_runs, anew in each of them.
+    NotRun says why it could not."""
     ncu = find_ncu()
     package = str(Path(__file__).resolve().parents[3])
     variables = dict(os.environ, PYTHONPATH=os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH")])))
@@ -235,7 +239,7 @@ def measure(request: Request, tell: Callable[[int, str], None]) -> list[Count]:
         steps = folder / "steps"
         (folder / "request").write_text(json.dumps({**asdict(request), "steps": str(steps)}))
         with (folder / "errors").open("w") as errors:
-            command = _command(ncu, request.metrics, folder)
+            command = _command(ncu, request, folder)
             with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True, env=variables) as process:
                 for line in process.stdout or ():
                     done, _, what = line.strip().partition(" ")

@@ -285,6 +285,7 @@ def right_controls(monkeypatch: pytest.MonkeyPatch, expected: dict[str, str]) ->
     """A run without a GPU: these controls are there, and come out right."""
     monkeypatch.setattr(controls, "load_controls", lambda tell: SimpleNamespace(expected_of=lambda gate: expected))
     monkeypatch.setattr(counters, "judge_controls", lambda *_: RIGHT)
+    monkeypatch.setattr(counters, "clean_in_doubt", lambda *_: {})
     monkeypatch.setattr(counters, "judge_controls_once", lambda *_: [])
 
 
@@ -432,3 +433,66 @@ def test_the_kernels_of_a_call_are_counted_in_one(monkeypatch: pytest.MonkeyPatc
     assert [(result.subject, result.verdict) for result in results] == [("fwd", PASS), ("dk", PASS), ("dv", FAIL)]
     for request in asked:
         assert list(request.subjects) == ["fwd", "dk"] and request.parts == {"fwd": ("fwd",), "dk": ("dk", "dv")}
+
+
+@pytest.mark.parametrize(
+    ("metric", "comes_again", "verdict", "looks"),
+    [
+        (EXACT, False, PASS, 2),
+        (EXACT, True, INVALID, 2),
+        (WITHIN, False, PASS, 2),
+        (WITHIN, True, INVALID, 2),
+        (counters.INSTRUCTIONS, False, INVALID, 1),
+    ],
+)
+def test_a_rare_event_in_a_clean_twin_makes_no_run_invalid(
+    metric: str, comes_again: bool, verdict: str, looks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two controls, both caught by their instructions; of one, the clean twin differs once, or always."""
+    shape = Shape(1, 1, 1, 64, 64, 64, "float16", False)
+    subject = Subject("fwd", lambda *_: (), nullcontext, ("fwd",), (shape,))
+    expected = {"loop_bound": controls.CAUGHT, "spin_loop": controls.CAUGHT}
+    monkeypatch.setattr(controls, "load_controls", lambda tell: SimpleNamespace(expected_of=lambda gate: expected))
+    monkeypatch.setattr(counters, "judge_controls_once", lambda *_: [])
+    asked: list[Request] = []
+
+    def measure(request: Request, tell: Callable[[int, str], None]) -> list[Count]:
+        asked.append(request)
+        base = dict.fromkeys(request.metrics, 500.0)
+        found = [Count("fwd", "shape", data, ("k",), base) for data in request.subjects.get("fwd", ())]
+        for name, twin, data in product(request.controls, controls.TWINS, request.control_data):
+            values = dict(base)
+            if twin == "leak" and data == "ascending":
+                values[counters.INSTRUCTIONS] = 600.0
+            is_off = (name, twin, data) == ("spin_loop", "clean", "large") and (comes_again or len(asked) == 1)
+            if is_off and metric in request.metrics:
+                values[metric] = 900.0
+            found.append(Count(name, twin, data, ("k",), values))
+        return found
+
+    monkeypatch.setattr(counters.ncu, "measure", measure)
+    (result,) = counters.run([subject], True, lambda *_: None)
+    assert result.verdict == verdict
+    assert len(asked) == looks + 1  # and the costly metrics
+    if looks == 2:
+        assert asked[-1].controls == ("spin_loop",) and not asked[-1].subjects, "nobody else is counted again"
+        assert set(asked[-1].metrics) == {counters.INSTRUCTIONS, metric}
+        assert Counter(asked[-1].control_data)["large"] == counters.LOOKS_AGAIN
+
+
+@pytest.mark.parametrize("is_shipped", [True, False])
+def test_a_peers_launches_are_made_again(is_shipped: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Passes over the metrics are runs of everything only where every run launches the same."""
+    shape = Shape(1, 1, 1, 64, 64, 64, "float16", False)
+    subject = Subject("fwd", lambda *_: (), nullcontext, ("fwd",), (shape,), cubin_sha256="1f" * is_shipped)
+    right_controls(monkeypatch, {})
+    asked: list[Request] = []
+
+    def measure(request: Request, tell: Callable[[int, str], None]) -> list[Count]:
+        asked.append(request)
+        values = dict.fromkeys(request.metrics, 5.0)
+        return [Count("fwd", "shape", data, ("k",), values) for data in request.subjects["fwd"]]
+
+    monkeypatch.setattr(counters.ncu, "measure", measure)
+    counters.run([subject], True, lambda *_: None)
+    assert [request.by_runs for request in asked] == [is_shipped, False]

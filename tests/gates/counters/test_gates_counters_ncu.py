@@ -7,6 +7,7 @@ import io
 import json
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
@@ -196,14 +197,17 @@ def fake_ncu(folder: Path, body: str) -> Path:
 REQUEST = Request((EXACT,), {"attn": ("zeros",)}, 1)
 
 
-def test_ncu_is_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("by_runs", "mode"), [(False, "kernel"), (True, "application")])
+def test_ncu_is_run(by_runs: bool, mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = ncu_log([EXACT], [("dhp:0:", "kernel", ["1,234"])])
     steps = [{"name": "attn", "label": "shape", "data": "zeros"}]
     body = f"log.write_text({text!r})\nPath(request['steps']).write_text({json.dumps(steps)!r})\nprint('1 attn')\n"
-    ncu = fake_ncu(tmp_path, body + f"assert '{EXACT}' in argv and request['subjects'] == {{'attn': ['zeros']}}\n")
+    body += f"assert '{EXACT}' in argv and request['subjects'] == {{'attn': ['zeros']}}\n"
+    ncu = fake_ncu(tmp_path, body + f"assert argv[argv.index('--replay-mode') + 1] == '{mode}'\n")
     monkeypatch.setattr(counters_ncu, "find_ncu", lambda: ncu)
     told: list[tuple[int, str]] = []
-    assert counters_ncu.measure(REQUEST, lambda done, what: told.append((done, what))) == [
+    request = replace(REQUEST, by_runs=by_runs)
+    assert counters_ncu.measure(request, lambda done, what: told.append((done, what))) == [
         Count("attn", "shape", "zeros", ("kernel",), {EXACT: 1234})
     ]
     assert told == [(1, "attn")]
