@@ -89,8 +89,8 @@ except writer.Refused as error:
 else:
     raise AssertionError("evidence without the gate was accepted")
 assert Record("x", "run", "", None, None, {}).required[-1] == "odour"
-peer = {gate: {"verdict": "NOT RUN", "figures": {}, "problems": []} for gate in evidence.GATES}
-assert "## Odour" in page.page({"environment": {}, "peers": {"p": {"shapes": [], **peer}}})
+peer = {gate: {"verdict": "NOT RUN", "figures": {}, "problems": [], "run": 0} for gate in evidence.GATES}
+assert "## Odour" in page.page({"runs": [], "peers": {"p": {"shapes": [], **peer}}})
 print("a gate more")
 """
 

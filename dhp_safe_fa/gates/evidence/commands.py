@@ -44,9 +44,12 @@ def add_commands(commands: Any) -> None:
         "--quick", metavar="GATE", choices=writer.QUICK_IS_EVIDENCE, nargs="+", default=[], help="with fewer repeats"
     )
     record.add_argument("--again", action="store_true", help="of the last run, only what has no verdict yet")
-    peers = commands.add_parser("peers", help="run everything on the peers, and write audits/peers.json and peers.md")
+    peers = commands.add_parser("peers", help="run the gates on the peers, and store that: audits/peers.json, peers.md")
     peers.add_argument("--peer", choices=targets.PEERS, nargs="+", default=[*targets.PEERS], help="default: all")
-    peers.add_argument("--from", dest="runs", metavar="FILE", type=Path, nargs="+", help="merge stored runs instead")
+    peers.add_argument(
+        "--gate", dest="gates", choices=registry.NAMES, nargs="+", default=[*registry.NAMES], help="default: all"
+    )
+    peers.add_argument("--from", dest="runs", metavar="FILE", type=Path, nargs="+", help="peers.json of runs elsewhere")
     peers.add_argument("--output", metavar="FOLDER", type=Path, default=_AUDITS, help="default: %(default)s")
 
 
@@ -173,25 +176,44 @@ def _require_folder(folder: Path) -> None:
         raise writer.Refused(f"--output: cannot write into {folder}")
 
 
-def _read(path: Path) -> dict[str, Any]:
-    """A JSON object with an environment, as all runs have. Refused for anything else."""
+def _read_json(path: Path) -> dict[str, Any]:
+    """A JSON object. Refused for anything else."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise writer.Refused(f"{path}: is no JSON file ({error})") from error
-    if not isinstance(content, dict) or not isinstance(content.get("environment"), dict):
+    if not isinstance(content, dict):
+        raise writer.Refused(f"{path}: holds no JSON object")
+    return content
+
+
+def _read_peers(path: Path, schema: str) -> dict[str, Any]:
+    content = _read_json(path)
+    if content.get("schema") != schema:
+        raise writer.Refused(f"{path}: is {content.get('schema') or 'no run on the peers'}; expected is {schema}")
+    return content
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """A JSON object with an environment, as runs of all gates have. Refused for anything else."""
+    content = _read_json(path)
+    if not isinstance(content.get("environment"), dict):
         raise writer.Refused(f"{path}: is no stored run: it does not say on which machine it was made")
     return content
 
 
 def peers_command(arguments: argparse.Namespace, out: Console, tell: Progress) -> int:
-    """Audits the peers and writes the JSON and the page; what the gates find there fails nothing here."""
+    """Audits the peers, and stores JSON and page, beside what is stored of other peers and gates; what the gates find
+    there fails nothing here."""
     from ..peers import run
 
     _require_folder(arguments.output)
-    stored = [_read(path) for path in arguments.runs or ()]
-    content = run.merge(stored) if stored else run.run(arguments.peer, tell)
-    write_whole(writer.as_text(content), arguments.output / "peers.json")
+    file = arguments.output / "peers.json"
+    stored = [_read_peers(file, run.SCHEMA)] if file.is_file() else []  # refused now, and not after a long run
+    gates = [gate for gate in registry.NAMES if gate in arguments.gates]
+    found = [_read_peers(path, run.SCHEMA) for path in arguments.runs or ()] or [run.run(arguments.peer, tell, gates)]
+    content = run.merge([*stored, *found])
+    write_whole(writer.as_text(content), file)
     write_whole(page.page(content), arguments.output / "peers.md")
     out.print(f"written: {escape(str(arguments.output / 'peers.md'))}")
     return EXIT_CODES[PASS]

@@ -32,11 +32,14 @@ How to read the machine-code table:
 def page(content: Mapping[str, Any]) -> str:
     """The page as Markdown."""
     peers: Mapping[str, Mapping[str, Any]] = content["peers"]
-    parts = [HEAD, _machine(content["environment"]), _verdicts(peers), "## Machine code\n", READING]
-    parts += [_sass(name, peer["sass"]) for name, peer in peers.items()]
+    runs = [f"{number}. {_machine(run)}" for number, run in enumerate(content["runs"], 1)]
+    parts = [HEAD, _verdicts(peers), "Runs, by the numbers behind the verdicts:\n", *runs]
+    parts += ["", "## Machine code\n", READING]
+    parts += [_sass(name, peer["sass"]) for name, peer in peers.items() if "sass" in peer]
     for gate in EXECUTING:
-        parts += [f"## {gate.capitalize()}\n", _table(gate, peers)]
-        parts += [text for name, peer in peers.items() if (text := _problems(name, peer[gate]))]
+        asked = {name: peer[gate] for name, peer in peers.items() if gate in peer}
+        parts += [f"## {gate.capitalize()}\n", _table(asked)]
+        parts += [text for name, result in asked.items() if (text := _problems(name, result))]
     return "\n".join(parts)
 
 
@@ -52,13 +55,21 @@ def _grid(head: Iterable[object], rows: Iterable[Iterable[object]]) -> str:
 def _machine(known: Mapping[str, Any]) -> str:
     named = {"driver": "driver", "CUDA": "cuda", "torch": "torch", "cuDNN": "cudnn", "commit": "commit", "date": "date"}
     parts = [f"Machine: {known.get('gpu')}", *(f"{text} {known.get(key)}" for text, key in named.items())]
-    return ", ".join(parts) + ".\n"
+    return ", ".join(parts) + "."
 
 
 def _verdicts(peers: Mapping[str, Mapping[str, Any]]) -> str:
-    rows = [[name, *(peer[gate]["verdict"] for gate in NAMES)] for name, peer in peers.items()]
-    shapes: list[str] = next((peer["shapes"] for peer in peers.values() if peer["shapes"]), [])
-    return _grid(["peer", *NAMES], rows) + f"\nShapes (B, H, S, head_dim): {', '.join(shapes) or 'none were run'}.\n"
+    rows = [[name, *(_verdict(peer.get(gate)) for gate in NAMES)] for name, peer in peers.items()]
+    of_shapes: dict[str, list[str]] = {}
+    for name, peer in peers.items():
+        of_shapes.setdefault(", ".join(peer["shapes"]) or "none were run", []).append(name)
+    shapes = "".join(f"- {', '.join(names)}: {some}\n" for some, names in of_shapes.items())
+    return _grid(["peer", *NAMES], rows) + f"\nShapes (B, H, S, head_dim):\n\n{shapes}"
+
+
+def _verdict(result: Mapping[str, Any] | None) -> str:
+    """With the number of its run; of a gate that was not asked: nothing."""
+    return f"{result['verdict']} ({result['run'] + 1})" if result else "–"
 
 
 def _sass(name: str, sass: Mapping[str, Any]) -> str:
@@ -89,13 +100,14 @@ def _examples(kernel: Mapping[str, Any]) -> str:
     return text + (f"- most of the guarded arithmetic: {opcodes}\n" if opcodes else "")
 
 
-def _table(gate: str, peers: Mapping[str, Mapping[str, Any]]) -> str:
-    measured = [peer[gate]["figures"] for peer in peers.values()]
+def _table(results: Mapping[str, Mapping[str, Any]]) -> str:
+    """What a gate found of each peer."""
+    measured = [result["figures"] for result in results.values()]
     keys = list(dict.fromkeys(key for figures in measured for key, value in figures.items() if _is_plain(value)))
     rows = []
-    for name, peer in peers.items():
-        figures = peer[gate]["figures"]
-        rows.append([name, *(_cell(figures.get(key)) for key in keys), peer[gate]["verdict"]])
+    for name, result in results.items():
+        figures = result["figures"]
+        rows.append([name, *(_cell(figures.get(key)) for key in keys), result["verdict"]])
     return _grid(["peer", *keys, "verdict"], rows)
 
 

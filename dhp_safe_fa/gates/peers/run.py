@@ -6,14 +6,14 @@ The run (a Hopper GPU) and the page (anywhere, from the stored JSON: page.py) ar
 from __future__ import annotations
 
 import importlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from dhp_safe_fa.bench.peers import one_line
 
 from .. import controls, report, subjects
-from ..evidence.writer import compact, require_same_machine
+from ..evidence.writer import compact
 from ..registry import EXECUTING, NAMES
 from ..sass import policy
 from ..subjects import Subject
@@ -23,7 +23,7 @@ from . import code
 from .process import in_a_process, said
 from .terms import as_meant
 
-SCHEMA = "dhp_safe_fa.peers/1"
+SCHEMA = "dhp_safe_fa.peers/2"
 POLICY = Path(__file__).resolve().parents[3] / "audits" / "peers_policy.json"
 
 
@@ -43,11 +43,11 @@ def kernels_seen(subject: Subject) -> list[str]:
     return sorted({event.name for event in seen.events() if event.device_type.name == "CUDA"})
 
 
-def run(names: Sequence[str], tell: Progress) -> dict[str, Any]:
-    """All gates, quick, on these peers (of targets.PEERS). NotRun without a Hopper GPU; a peer that is not there, or a
-    gate that cannot run, is a result."""
+def run(names: Sequence[str], tell: Progress, gates: Sequence[str] = NAMES) -> dict[str, Any]:
+    """These gates, quick, on these peers (of targets.PEERS). NotRun without a Hopper GPU; a peer that is not there, or
+    a gate that cannot run, is a result. Every result says in which of "runs" it was made: here the only one."""
     subjects.require_gpu()
-    found: dict[str, Any] = {"schema": SCHEMA, "environment": report.environment(), "peers": {}}
+    found: dict[str, Any] = {"schema": SCHEMA, "runs": [report.environment()], "peers": {}}
     present = []
     for number, name in enumerate(names):
         tell(f"{name}: one call of each shape", number, len(names))
@@ -55,22 +55,25 @@ def run(names: Sequence[str], tell: Progress) -> dict[str, Any]:
             subject = subjects.peer(name)
             seen = kernels_seen(subject)
         except NotRun as error:
-            absent = {gate: compact(not_run(gate, name, error).as_json()) for gate in NAMES}
+            absent = {gate: {**compact(not_run(gate, name, error).as_json()), "run": 0} for gate in gates}
             found["peers"][name] = {"shapes": [], "kernels_seen": [], **absent}
             continue
         present.append(subject)
         shapes = [str(shape) for shape in subject.shapes]
-        found["peers"][name] = {"shapes": shapes, "kernels_seen": seen, "sass": {}}
-    if present:
-        _sass(found["peers"], [subject.name for subject in present], tell)
-        for gate in EXECUTING:
-            for name, result in _executing(gate, [subject.name for subject in present], tell).items():
-                found["peers"][name][gate] = result
+        found["peers"][name] = {"shapes": shapes, "kernels_seen": seen}
+    names = [subject.name for subject in present]
+    for gate in gates if present else ():
+        if gate in EXECUTING:
+            results = _executing(gate, names, tell)
+        else:
+            results = _sass({name: found["peers"][name]["kernels_seen"] for name in names}, tell)
+        for name, result in results.items():
+            found["peers"][name][gate] = {**result, "run": 0}
     return found
 
 
-def _sass(peers: dict[str, Any], names: Sequence[str], tell: Progress) -> None:
-    """The machine code of the kernels seen, after the controls."""
+def _sass(seen: Mapping[str, Sequence[str]], tell: Progress) -> dict[str, dict[str, Any]]:
+    """The machine code of the kernels seen of each peer, after the controls."""
     try:
         outcomes = controls.run_controls(controls.load_controls())
         rules = policy.load(POLICY)
@@ -78,16 +81,16 @@ def _sass(peers: dict[str, Any], names: Sequence[str], tell: Progress) -> None:
         if not wrong and not have_a_say(outcomes):
             wrong = ["no control had to be caught"]
     except (NotRun, controls.ControlError, policy.PolicyError) as error:
-        for name in names:
-            peers[name]["sass"] = {"verdict": NOT_RUN, "kernels": [], "problems": [str(error)]}
-        return
-    for number, name in enumerate(names):
-        tell(f"sass: {name}", number, len(names))
+        return {name: {"verdict": NOT_RUN, "kernels": [], "problems": [str(error)]} for name in seen}
+    found = {}
+    for number, (name, kernels) in enumerate(seen.items()):
+        tell(f"sass: {name}", number, len(seen))
         try:
-            result = {**code.audit_peer(name, peers[name]["kernels_seen"], rules), "problems": wrong}
+            result = {**code.audit_peer(name, kernels, rules), "problems": wrong}
         except NotRun as error:
             result = {"verdict": NOT_RUN, "kernels": [], "problems": [str(error)]}
-        peers[name]["sass"] = {**result, "verdict": INVALID} if wrong else result
+        found[name] = {**result, "verdict": INVALID} if wrong else result
+    return found
 
 
 def _judge(gate: str, names: Sequence[str]) -> dict[str, dict[str, Any]]:
@@ -109,7 +112,18 @@ def _executing(gate: str, names: Sequence[str], tell: Progress) -> dict[str, dic
         return {names[0]: compact(not_run(gate, names[0], said(error)).as_json())}
 
 
-def merge(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Runs of one machine, say one for each peer, as one; the last word on a peer counts. Refused if they differ."""
-    require_same_machine(runs)
-    return {**runs[0], "peers": {name: peer for run in runs for name, peer in run["peers"].items()}}
+def merge(contents: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """What several runs found, say one for each peer or gate, as one: the last word on a peer in a gate counts."""
+    runs: list[dict[str, Any]] = []
+    peers: dict[str, dict[str, Any]] = {}
+    for content in contents:
+        for name, peer in content["peers"].items():
+            known = peers.setdefault(name, {})
+            known.update(peer)
+            known.update({gate: {**peer[gate], "run": peer[gate]["run"] + len(runs)} for gate in NAMES if gate in peer})
+        runs += content["runs"]
+    results = [peer[gate] for peer in peers.values() for gate in NAMES if gate in peer]
+    in_use = sorted({result["run"] for result in results})
+    for result in results:
+        result["run"] = in_use.index(result["run"])
+    return {"schema": SCHEMA, "runs": [runs[number] for number in in_use], "peers": peers}

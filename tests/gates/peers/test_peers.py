@@ -364,9 +364,11 @@ def stored_content() -> dict[str, Any]:
     sass = {"verdict": "FAIL", "kernels": [kernel(["void k<int | bool>()"])], "problems": []}
     none = {"verdict": "NOT RUN", "kernels": [], "problems": ["it generates its kernels when it runs"]}
     gates = {"counters": many, "bitwise": absent, "timing": result}
+    gates = {name: {**of, "run": 0} for name, of in gates.items()}
+    sass, none = {**sass, "run": 0}, {**none, "run": 0}
     return {
         "schema": peers.SCHEMA,
-        "environment": some_run()["environment"],
+        "runs": [some_run()["environment"]],
         "peers": {
             "sdpa-flash": {"shapes": ["1,16,1024,128:full:float16"], "kernels_seen": ["k"], "sass": sass, **gates},
             "sdpa-cudnn": {"shapes": ["1,16,1024,128:full:float16"], "kernels_seen": ["c"], "sass": none, **gates},
@@ -376,9 +378,10 @@ def stored_content() -> dict[str, Any]:
 
 def test_every_figure_is_on_the_page() -> None:
     page = peers_page.page(stored_content())
-    assert "Machine: NVIDIA H100, driver 580.1, CUDA 13.0, torch 2.11.0, cuDNN 91900, commit 0123456789" in page
-    assert "| sdpa-flash | FAIL | FAIL | NOT RUN | FAIL |" in page
-    assert "| sdpa-cudnn | NOT RUN | FAIL | NOT RUN | FAIL |" in page
+    assert "- sdpa-flash, sdpa-cudnn: 1,16,1024,128:full:float16\n" in page
+    assert "\n1. Machine: NVIDIA H100, driver 580.1, CUDA 13.0, torch 2.11.0, cuDNN 91900, commit 0123456789" in page
+    assert "| sdpa-flash | FAIL (1) | FAIL (1) | NOT RUN (1) | FAIL (1) |" in page
+    assert "| sdpa-cudnn | NOT RUN (1) | FAIL (1) | NOT RUN (1) | FAIL (1) |" in page
     assert "| 1 | 4504 | 255 | 152 | 25 | 10 branch, 537 guarded-arithmetic | 0 |" in page
     assert "- branch: `LDSM R0` → `@!P0 BRA (.L_x_12)`" in page and "524 FMUL" in page
     assert "| sdpa-flash | 7 | 3 | 0.25 | FAIL |" in page
@@ -401,14 +404,60 @@ def test_command_merges_stored_runs(tmp_path: Path) -> None:
         (tmp_path / f"{number}.json").write_text(json.dumps({**content, "peers": {name: content["peers"][name]}}))
     arguments = ["peers", "--from", str(tmp_path / "0.json"), str(tmp_path / "1.json"), "--output", str(tmp_path)]
     assert cli.main(arguments) == 0
-    assert json.loads((tmp_path / "peers.json").read_text()) == content
-    assert (tmp_path / "peers.md").read_text() == peers_page.page(content)
+    stored = json.loads((tmp_path / "peers.json").read_text())
+    assert stored["runs"] == content["runs"] * 2 and list(stored["peers"]) == list(content["peers"])
+    assert stored["peers"]["sdpa-flash"] == content["peers"]["sdpa-flash"]
+    assert {stored["peers"]["sdpa-cudnn"][gate]["run"] for gate in registry.NAMES} == {1}
+    assert (tmp_path / "peers.md").read_text() == peers_page.page(stored)
 
 
-def test_runs_of_two_machines_are_not_merged() -> None:
-    other = {**stored_content(), "environment": some_run(driver="581.0")["environment"]}
-    with pytest.raises(evidence_writer.Refused, match="differ in driver"):
-        peers.merge([stored_content(), other])
+def test_the_last_word_on_a_peer_in_a_gate_counts() -> None:
+    first, later = stored_content(), stored_content()
+    later["runs"] = [some_run(driver="581.0")["environment"]]
+    result = {**later["peers"]["sdpa-flash"]["counters"], "verdict": "PASS"}
+    later["peers"] = {"sdpa-flash": {"shapes": ["s"], "kernels_seen": ["other"], "counters": result}}
+    found = peers.merge([first, later])
+    flash = found["peers"]["sdpa-flash"]
+    assert {gate: (flash[gate]["verdict"], flash[gate]["run"]) for gate in registry.NAMES} == {
+        "sass": ("FAIL", 0),
+        "counters": ("PASS", 1),
+        "bitwise": ("NOT RUN", 0),
+        "timing": ("FAIL", 0),
+    }
+    assert flash["kernels_seen"] == ["other"] and found["runs"] == [*first["runs"], *later["runs"]]
+    assert "2. Machine: NVIDIA H100, driver 581.0" in peers_page.page(found)
+    of_flash = {**first, "peers": {"sdpa-flash": first["peers"]["sdpa-flash"]}}
+    assert peers.merge([later, of_flash])["runs"] == first["runs"], "a run of which nothing is left"
+
+
+def test_what_is_stored_of_other_gates_stays(hopper: dict[str, list[Any]], tmp_path: Path) -> None:
+    to = ["--output", str(tmp_path)]
+    assert cli.main(["peers", "--peer", "sdpa-flash", "--gate", "bitwise", *to]) == 0
+    assert "| sdpa-flash | – | – | FAIL (1) | – |" in (tmp_path / "peers.md").read_text()
+    assert cli.main(["peers", "--peer", "sdpa-flash", "--gate", "counters", *to]) == 0
+    assert [name for name, *_ in hopper["gates"]] == ["bitwise", "counters"]
+    assert "| sdpa-flash | – | FAIL (2) | FAIL (1) | – |" in (tmp_path / "peers.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("{", "is no JSON file"),
+        ("[]", "holds no JSON object"),
+        ('{"environment": {}}', "is no run on the peers; expected is dhp_safe_fa.peers/2"),
+        ('{"schema": "dhp_safe_fa.peers/1"}', "is dhp_safe_fa.peers/1; expected is dhp_safe_fa.peers/2"),
+    ],
+)
+@pytest.mark.parametrize("stored", [True, False])
+def test_files_that_hold_no_run_are_refused_first(
+    text: str, problem: str, stored: bool, hopper: dict[str, list[Any]], tmp_path: Path, capsys: Any
+) -> None:
+    file = tmp_path / ("peers.json" if stored else "other.json")
+    file.write_text(text)
+    given = [] if stored else ["--from", str(file)]
+    assert cli.main(["peers", *given, "--output", str(tmp_path)]) == 2
+    assert f"{file}: {problem}".replace("\n", "") in capsys.readouterr().err.replace("\n", "")
+    assert hopper["gates"] == [] and file.read_text() == text
 
 
 def test_a_peer_that_fails_in_a_gate_does_not_stop_the_others(
