@@ -89,8 +89,9 @@ except writer.Refused as error:
 else:
     raise AssertionError("evidence without the gate was accepted")
 assert Record("x", "run", "", None, None, {}).required[-1] == "odour"
-peer = {gate: {"verdict": "NOT RUN", "figures": {}, "problems": [], "run": 0} for gate in evidence.GATES}
-assert "## Odour" in page.page({"runs": [], "peers": {"p": {"shapes": [], **peer}}})
+peer = {gate: {"verdict": "NOT RUN", "figures": {}, "problems": [], "run": 0, "shapes": []}
+        for gate in evidence.GATES}
+assert "## Odour" in page.page({"runs": [], "peers": {"p": peer}})
 print("a gate more")
 """
 

@@ -27,6 +27,7 @@ from . import ncu
 from .ncu import Count, Request
 
 GATE = "counters"
+LEAK, CLEAN = controls.TWINS  # labels of a control's runs
 INSTRUCTIONS = "smsp__inst_executed.sum"
 OPCODES = "sass__inst_executed_per_opcode"
 TIME = "gpu__time_duration.sum"
@@ -299,22 +300,29 @@ def in_doubt(often: Iterable[Count], name: str) -> dict[str, list[str]]:
     return {metric: [f"{label}: {text}" for label, of, text in found if of == metric] for _, metric, _ in found}
 
 
-def clean_in_doubt(often: Sequence[Count], names: Iterable[str]) -> dict[str, list[str]]:
-    """Of controls the metrics in which the clean twin differs, if chance may have done it all."""
-    found = {name: list(twins["clean"]) for name, twins in _twins(often, names).items()}
-    return {name: of for name, of in found.items() if of and all(_base(m) in (*CANDIDATES, *WITHIN) for m in of)}
+def controls_in_doubt(often: Sequence[Count], expected: Mapping[str, str]) -> dict[str, list[str]]:
+    """Of controls the metrics in which a twin differs of which nothing should be seen, if chance may have done it all:
+    the clean one; of a control that is expected to be seen by nobody here the other, too."""
+    found = {}
+    for name, twins in _twins(often, expected).items():
+        silent = controls.TWINS if expected[name] == controls.BLIND else (CLEAN,)
+        seen = list(dict.fromkeys(metric for twin in silent for metric in twins[twin]))
+        if seen and all(metric in (*CANDIDATES, *WITHIN) for metric in seen):
+            found[name] = seen
+    return found
 
 
 def second_look(often: Sequence[Count], again: Sequence[Count], doubt: Mapping[str, Iterable[str]]) -> list[Count]:
     """The runs by which subjects and controls are judged that were looked at again: of the metrics in doubt (doubt: by
-    name), the second look's alone; of executed instructions those of both, of others the first's."""
+    name), the second look's alone; of executed instructions those of both, of others the first's. Of a leak twin
+    instructions are the first's: else a leak that was not seen would have a second chance, with more runs."""
     judged = []
     for count in often:
         kept = count.values.keys() - doubt.get(count.name, ())
         judged.append(_only(count, kept))
     for count in again:
         if doubt.get(count.name):
-            judged.append(_only(count, {*doubt[count.name], INSTRUCTIONS}))
+            judged.append(_only(count, {*doubt[count.name], *([INSTRUCTIONS] if count.label != LEAK else [])}))
     return judged
 
 
@@ -444,16 +452,19 @@ def run(subjects: list[Subject], quick: bool, progress: Progress) -> list[GateRe
     often = ncu.measure(for_all, lambda done, what: progress(what, done, total))
     once = ncu.measure(for_one, lambda done, what: progress(what, in_first + done, total))
     doubts = {subject.name: in_doubt(often, subject.name) for subject in subjects}
-    clean_doubts = clean_in_doubt(often, expected)
+    planted_doubts = controls_in_doubt(often, expected)
     in_question = {first: data[first] * LOOKS_AGAIN for first in calls if any(doubts[name] for name in parts[first])}
-    if in_question or clean_doubts:
-        doubtful = {INSTRUCTIONS}.union(*doubts.values(), *clean_doubts.values())
+    if in_question or planted_doubts:
+        doubtful = {INSTRUCTIONS}.union(*doubts.values(), *planted_doubts.values())
         metrics = tuple(metric for metric in CHEAP if metric in doubtful)
-        of_these = {first: parts[first] for first in in_question}
-        data_again = extent.control_data * LOOKS_AGAIN if clean_doubts else ()
-        again = Request(metrics, in_question, shapes, tuple(clean_doubts), data_again, of_these)
+        parts_in_question = {first: parts[first] for first in in_question}
+        data_again = extent.control_data * LOOKS_AGAIN if planted_doubts else ()
+        again = Request(metrics, in_question, shapes, tuple(planted_doubts), data_again, parts_in_question)
         counted = ncu.measure(again, lambda done, what: progress(f"again: {what}", done, again.calls))
-        often = second_look(often, counted, {**doubts, **clean_doubts})
+        often = second_look(often, counted, {**doubts, **planted_doubts})
     outcomes = [*judge_controls(often, expected), *judge_controls_once(once)]
     first_looks = {name: [text for texts in doubt.values() for text in texts] for name, doubt in doubts.items()}
-    return [judge_subject(one.name, often, once, outcomes, first_looks[one.name]) for one in subjects]
+    results = [judge_subject(one.name, often, once, outcomes, first_looks[one.name]) for one in subjects]
+    for result in results:
+        result.figures["controls in doubt at first"] = planted_doubts
+    return results

@@ -38,8 +38,8 @@ class Request:
         shapes: how many of each subject's.
         controls: names of controls, both twins of which are run.
         control_data: names of ``inputs.planted_secrets``, with which they are run.
-        by_runs: each pass over the metrics is a run of everything, and no launch is made again. That costs a start for
-            each pass, and half as much for each launch; every run has to launch the same kernels.
+        by_runs: each pass over the metrics is a run of everything, and no launch is made again. Every run has to launch
+            the same kernels. With many launches that takes half as long, though each run begins anew.
     """
 
     metrics: tuple[str, ...]

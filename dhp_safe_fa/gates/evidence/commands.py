@@ -45,10 +45,8 @@ def add_commands(commands: Any) -> None:
     )
     record.add_argument("--again", action="store_true", help="of the last run, only what has no verdict yet")
     peers = commands.add_parser("peers", help="run the gates on the peers, and store that: audits/peers.json, peers.md")
-    peers.add_argument("--peer", choices=targets.PEERS, nargs="+", default=[*targets.PEERS], help="default: all")
-    peers.add_argument(
-        "--gate", dest="gates", choices=registry.NAMES, nargs="+", default=[*registry.NAMES], help="default: all"
-    )
+    peers.add_argument("--peer", choices=targets.PEERS, nargs="+", help="default: all")
+    peers.add_argument("--gate", dest="gates", choices=registry.NAMES, nargs="+", help="default: all")
     peers.add_argument("--from", dest="runs", metavar="FILE", type=Path, nargs="+", help="peers.json of runs elsewhere")
     peers.add_argument("--output", metavar="FOLDER", type=Path, default=_AUDITS, help="default: %(default)s")
 
@@ -183,14 +181,22 @@ def _read_json(path: Path) -> dict[str, Any]:
     except ValueError as error:
         raise writer.Refused(f"{path}: is no JSON file ({error})") from error
     if not isinstance(content, dict):
-        raise writer.Refused(f"{path}: holds no JSON object")
+        raise writer.Refused(f"{path}: is no JSON object")
     return content
 
 
-def _read_peers(path: Path, schema: str) -> dict[str, Any]:
+def _read_peers(path: Path) -> dict[str, Any]:
+    """What is known of peers. Refused for anything else, of which no page could be made either."""
+    from ..peers import run
+
     content = _read_json(path)
-    if content.get("schema") != schema:
-        raise writer.Refused(f"{path}: is {content.get('schema') or 'no run on the peers'}; expected is {schema}")
+    if content.get("schema") != run.SCHEMA:
+        raise writer.Refused(f"{path}: is {content.get('schema') or 'no run on the peers'}; expected is {run.SCHEMA}")
+    try:
+        page.page(run.merge([content]))
+    except (KeyError, IndexError, TypeError, AttributeError) as error:
+        what = f"{type(error).__name__}: {error}"
+        raise writer.Refused(f"{path}: is damaged ({what}): mend it, or take it away") from error
     return content
 
 
@@ -207,13 +213,21 @@ def peers_command(arguments: argparse.Namespace, out: Console, tell: Progress) -
     there fails nothing here."""
     from ..peers import run
 
+    if arguments.runs and (arguments.peer or arguments.gates):
+        raise writer.Refused("--peer and --gate are of a new run: not with --from")
     _require_folder(arguments.output)
     file = arguments.output / "peers.json"
-    stored = [_read_peers(file, run.SCHEMA)] if file.is_file() else []  # refused now, and not after a long run
-    gates = [gate for gate in registry.NAMES if gate in arguments.gates]
-    found = [_read_peers(path, run.SCHEMA) for path in arguments.runs or ()] or [run.run(arguments.peer, tell, gates)]
-    content = run.merge([*stored, *found])
+
+    def stored_with(*found: dict[str, Any]) -> tuple[dict[str, Any], str]:
+        """Read anew: another run may have stored something meanwhile."""
+        content = run.merge([*([_read_peers(file)] if file.is_file() else []), *found])
+        return content, page.page(content)
+
+    stored_with()  # refused now, and not after a long run
+    gates = [gate for gate in registry.NAMES if gate in (arguments.gates or registry.NAMES)]
+    found = [_read_peers(path) for path in arguments.runs or ()]
+    content, text = stored_with(*(found or [run.run(arguments.peer or [*targets.PEERS], tell, gates)]))
     write_whole(writer.as_text(content), file)
-    write_whole(page.page(content), arguments.output / "peers.md")
+    write_whole(text, arguments.output / "peers.md")
     out.print(f"written: {escape(str(arguments.output / 'peers.md'))}")
     return EXIT_CODES[PASS]

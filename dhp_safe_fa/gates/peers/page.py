@@ -60,10 +60,11 @@ def _machine(known: Mapping[str, Any]) -> str:
 
 def _verdicts(peers: Mapping[str, Mapping[str, Any]]) -> str:
     rows = [[name, *(_verdict(peer.get(gate)) for gate in NAMES)] for name, peer in peers.items()]
-    of_shapes: dict[str, list[str]] = {}
+    who: dict[str, dict[str, None]] = {}  # by shapes: peers and runs, each once
     for name, peer in peers.items():
-        of_shapes.setdefault(", ".join(peer["shapes"]) or "none were run", []).append(name)
-    shapes = "".join(f"- {', '.join(names)}: {some}\n" for some, names in of_shapes.items())
+        for result in peer.values():
+            who.setdefault(", ".join(result["shapes"]) or "none were run", {})[f"{name} ({result['run'] + 1})"] = None
+    shapes = "".join(f"- {', '.join(of)}: {some}\n" for some, of in who.items())
     return _grid(["peer", *NAMES], rows) + f"\nShapes (B, H, S, head_dim):\n\n{shapes}"
 
 

@@ -18,7 +18,7 @@ from ..registry import EXECUTING, NAMES
 from ..sass import policy
 from ..subjects import Subject
 from ..tools import NotRun
-from ..verdict import INVALID, NOT_RUN, Progress, have_a_say, not_run
+from ..verdict import FAIL, INVALID, NOT_RUN, PASS, Progress, have_a_say, not_run
 from . import code
 from .process import in_a_process, said
 from .terms import as_meant
@@ -45,30 +45,28 @@ def kernels_seen(subject: Subject) -> list[str]:
 
 def run(names: Sequence[str], tell: Progress, gates: Sequence[str] = NAMES) -> dict[str, Any]:
     """These gates, quick, on these peers (of targets.PEERS). NotRun without a Hopper GPU; a peer that is not there, or
-    a gate that cannot run, is a result. Every result says in which of "runs" it was made: here the only one."""
+    a gate that cannot run, is a result. Each says on which shapes, and in which of "runs": here the only one."""
     subjects.require_gpu()
     found: dict[str, Any] = {"schema": SCHEMA, "runs": [report.environment()], "peers": {}}
-    present = []
+    present: dict[str, tuple[list[str], list[str]]] = {}  # its shapes, and the kernels seen
     for number, name in enumerate(names):
         tell(f"{name}: one call of each shape", number, len(names))
         try:
             subject = subjects.peer(name)
             seen = kernels_seen(subject)
         except NotRun as error:
-            absent = {gate: {**compact(not_run(gate, name, error).as_json()), "run": 0} for gate in gates}
-            found["peers"][name] = {"shapes": [], "kernels_seen": [], **absent}
+            where = {"run": 0, "shapes": []}
+            found["peers"][name] = {gate: {**compact(not_run(gate, name, error).as_json()), **where} for gate in gates}
             continue
-        present.append(subject)
-        shapes = [str(shape) for shape in subject.shapes]
-        found["peers"][name] = {"shapes": shapes, "kernels_seen": seen}
-    names = [subject.name for subject in present]
+        present[name] = ([str(shape) for shape in subject.shapes], seen)
+        found["peers"][name] = {}
     for gate in gates if present else ():
         if gate in EXECUTING:
-            results = _executing(gate, names, tell)
+            results = _executing(gate, list(present), tell)
         else:
-            results = _sass({name: found["peers"][name]["kernels_seen"] for name in names}, tell)
+            results = _sass({name: seen for name, (_, seen) in present.items()}, tell)
         for name, result in results.items():
-            found["peers"][name][gate] = {**result, "run": 0}
+            found["peers"][name][gate] = {**result, "run": 0, "shapes": present[name][0]}
     return found
 
 
@@ -86,7 +84,7 @@ def _sass(seen: Mapping[str, Sequence[str]], tell: Progress) -> dict[str, dict[s
     for number, (name, kernels) in enumerate(seen.items()):
         tell(f"sass: {name}", number, len(seen))
         try:
-            result = {**code.audit_peer(name, kernels, rules), "problems": wrong}
+            result = {**code.audit_peer(name, kernels, rules), "kernels_seen": list(kernels), "problems": wrong}
         except NotRun as error:
             result = {"verdict": NOT_RUN, "kernels": [], "problems": [str(error)]}
         found[name] = {**result, "verdict": INVALID} if wrong else result
@@ -113,17 +111,19 @@ def _executing(gate: str, names: Sequence[str], tell: Progress) -> dict[str, dic
 
 
 def merge(contents: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """What several runs found, say one for each peer or gate, as one: the last word on a peer in a gate counts."""
+    """What several runs found, say one for each peer or gate, as one: the last verdict on a peer in a gate counts. One
+    that says nothing (NOT RUN, INVALID) takes no place of one that does."""
     runs: list[dict[str, Any]] = []
-    peers: dict[str, dict[str, Any]] = {}
+    peers: dict[str, dict[str, dict[str, Any]]] = {}
     for content in contents:
-        for name, peer in content["peers"].items():
+        for name, results in content["peers"].items():
             known = peers.setdefault(name, {})
-            known.update(peer)
-            known.update({gate: {**peer[gate], "run": peer[gate]["run"] + len(runs)} for gate in NAMES if gate in peer})
+            for gate, result in results.items():
+                if result["verdict"] in (PASS, FAIL) or known.get(gate, result)["verdict"] not in (PASS, FAIL):
+                    known[gate] = {**result, "run": result["run"] + len(runs)}
         runs += content["runs"]
-    results = [peer[gate] for peer in peers.values() for gate in NAMES if gate in peer]
-    in_use = sorted({result["run"] for result in results})
-    for result in results:
+    every = [result for results in peers.values() for result in results.values()]
+    in_use = sorted({result["run"] for result in every})
+    for result in every:
         result["run"] = in_use.index(result["run"])
     return {"schema": SCHEMA, "runs": [runs[number] for number in in_use], "peers": peers}

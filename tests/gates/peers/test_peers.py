@@ -301,7 +301,8 @@ def test_a_run_asks_every_gate_once_and_each_peer_alone_where_that_has_nothing_t
     assert verdicts == {"sdpa-flash": ran, "sdpa-efficient": ran, "fa3": ["NOT RUN"] * 4}
     assert found["peers"]["fa3"]["sass"]["problems"] == ["flash_attn_interface cannot be imported"]
     assert found["peers"]["sdpa-flash"]["timing"]["problems"] == ["the clock is broken"]
-    assert found["peers"]["sdpa-flash"]["kernels_seen"] == ["sdpa-flash_kernel"]
+    assert found["peers"]["sdpa-flash"]["sass"]["kernels_seen"] == ["sdpa-flash_kernel"]
+    assert found["peers"]["sdpa-flash"]["counters"]["shapes"] == ["1,16,1024,128:full:float16"]
     assert json.loads(json.dumps(found)) == found
 
 
@@ -364,21 +365,22 @@ def stored_content() -> dict[str, Any]:
     sass = {"verdict": "FAIL", "kernels": [kernel(["void k<int | bool>()"])], "problems": []}
     none = {"verdict": "NOT RUN", "kernels": [], "problems": ["it generates its kernels when it runs"]}
     gates = {"counters": many, "bitwise": absent, "timing": result}
-    gates = {name: {**of, "run": 0} for name, of in gates.items()}
-    sass, none = {**sass, "run": 0}, {**none, "run": 0}
+    where = {"run": 0, "shapes": ["1,16,1024,128:full:float16"]}
+    gates = {name: {**of, **where} for name, of in gates.items()}
+    sass, none = {**sass, "kernels_seen": ["k"], **where}, {**none, **where}
     return {
         "schema": peers.SCHEMA,
         "runs": [some_run()["environment"]],
         "peers": {
-            "sdpa-flash": {"shapes": ["1,16,1024,128:full:float16"], "kernels_seen": ["k"], "sass": sass, **gates},
-            "sdpa-cudnn": {"shapes": ["1,16,1024,128:full:float16"], "kernels_seen": ["c"], "sass": none, **gates},
+            "sdpa-flash": {"sass": sass, **gates},
+            "sdpa-cudnn": {"sass": none, **gates},
         },
     }
 
 
 def test_every_figure_is_on_the_page() -> None:
     page = peers_page.page(stored_content())
-    assert "- sdpa-flash, sdpa-cudnn: 1,16,1024,128:full:float16\n" in page
+    assert "- sdpa-flash (1), sdpa-cudnn (1): 1,16,1024,128:full:float16\n" in page
     assert "\n1. Machine: NVIDIA H100, driver 580.1, CUDA 13.0, torch 2.11.0, cuDNN 91900, commit 0123456789" in page
     assert "| sdpa-flash | FAIL (1) | FAIL (1) | NOT RUN (1) | FAIL (1) |" in page
     assert "| sdpa-cudnn | NOT RUN (1) | FAIL (1) | NOT RUN (1) | FAIL (1) |" in page
@@ -415,7 +417,8 @@ def test_the_last_word_on_a_peer_in_a_gate_counts() -> None:
     first, later = stored_content(), stored_content()
     later["runs"] = [some_run(driver="581.0")["environment"]]
     result = {**later["peers"]["sdpa-flash"]["counters"], "verdict": "PASS"}
-    later["peers"] = {"sdpa-flash": {"shapes": ["s"], "kernels_seen": ["other"], "counters": result}}
+    other = {"sass": {**later["peers"]["sdpa-flash"]["sass"], "verdict": "INVALID"}}
+    later["peers"] = {"sdpa-flash": {"counters": {**result, "shapes": ["s"]}, **other}}
     found = peers.merge([first, later])
     flash = found["peers"]["sdpa-flash"]
     assert {gate: (flash[gate]["verdict"], flash[gate]["run"]) for gate in registry.NAMES} == {
@@ -424,8 +427,9 @@ def test_the_last_word_on_a_peer_in_a_gate_counts() -> None:
         "bitwise": ("NOT RUN", 0),
         "timing": ("FAIL", 0),
     }
-    assert flash["kernels_seen"] == ["other"] and found["runs"] == [*first["runs"], *later["runs"]]
-    assert "2. Machine: NVIDIA H100, driver 581.0" in peers_page.page(found)
+    assert found["runs"] == [*first["runs"], *later["runs"]]
+    page = peers_page.page(found)
+    assert "2. Machine: NVIDIA H100, driver 581.0" in page and "- sdpa-flash (2): s\n" in page
     of_flash = {**first, "peers": {"sdpa-flash": first["peers"]["sdpa-flash"]}}
     assert peers.merge([later, of_flash])["runs"] == first["runs"], "a run of which nothing is left"
 
@@ -443,9 +447,10 @@ def test_what_is_stored_of_other_gates_stays(hopper: dict[str, list[Any]], tmp_p
     ("text", "problem"),
     [
         ("{", "is no JSON file"),
-        ("[]", "holds no JSON object"),
+        ("[]", "is no JSON object"),
         ('{"environment": {}}', "is no run on the peers; expected is dhp_safe_fa.peers/2"),
         ('{"schema": "dhp_safe_fa.peers/1"}', "is dhp_safe_fa.peers/1; expected is dhp_safe_fa.peers/2"),
+        ('{"schema": "dhp_safe_fa.peers/2"}', "is damaged (KeyError: 'peers'): mend it, or take it away"),
     ],
 )
 @pytest.mark.parametrize("stored", [True, False])
@@ -458,6 +463,27 @@ def test_files_that_hold_no_run_are_refused_first(
     assert cli.main(["peers", *given, "--output", str(tmp_path)]) == 2
     assert f"{file}: {problem}".replace("\n", "") in capsys.readouterr().err.replace("\n", "")
     assert hopper["gates"] == [] and file.read_text() == text
+
+
+def test_what_is_of_a_new_run_is_refused_beside_old_ones(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["peers", "--gate", "sass", "--from", "x.json", "--output", str(tmp_path)]) == 2
+    assert "--peer and --gate are of a new run" in capsys.readouterr().err
+
+
+def test_what_is_stored_while_a_run_goes_on_stays(
+    hopper: dict[str, list[Any]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    to = ["--output", str(tmp_path)]
+
+    def meanwhile(subject: Any) -> list[str]:
+        if not (tmp_path / "peers.json").exists():
+            (tmp_path / "peers.json").write_text(json.dumps(stored_content()))
+        return ["k"]
+
+    monkeypatch.setattr(peers, "kernels_seen", meanwhile)
+    assert cli.main(["peers", "--peer", "sdpa-efficient", "--gate", "counters", *to]) == 0
+    stored = json.loads((tmp_path / "peers.json").read_text())
+    assert {*stored["peers"]} == {*stored_content()["peers"], "sdpa-efficient"}
 
 
 def test_a_peer_that_fails_in_a_gate_does_not_stop_the_others(
