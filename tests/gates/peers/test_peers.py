@@ -185,6 +185,26 @@ def test_peers_are_asked_for_what_they_mean_too(is_causal: bool, monkeypatch: py
         assert (found.differing, found.refused) == ([], [])
 
 
+@pytest.mark.parametrize("is_causal", [True, False])
+def test_cudnn_is_not_asked_for_a_single_key(is_causal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of which others are."""
+    fewest: list[int] = []
+
+    def operator(q: Any, k: Any, v: Any, *given: Any) -> Any:
+        fewest.append(k.size(2))
+        return q, k, v
+
+    shape = inputs.Shape(2, 2, 2, 19, 19, 8, "bfloat16", is_causal)
+    own, stranger = (gradients.make("normal", shape, seed, "cpu") for seed in (1, 2))
+    for name, is_asked in (("cudnn", False), ("flash", True)):
+        monkeypatch.setitem(subjects.gradient_peers.OPERATORS, name, (None, operator))
+        of = as_meant(subjects.by_name(f"sdpa-{name}-backward"))
+        fewest.clear()
+        for way in of.ways(of, own, stranger, is_causal):
+            way.compute()
+        assert (min(fewest) == 1) == is_asked
+
+
 def test_the_ways_that_peers_are_not_asked_for_exist() -> None:
     """By their names in the gate `bitwise`; every way with other keys or other lengths is among them."""
     shape = inputs.Shape(1, 2, 2, 130, 130, 8, "bfloat16", False)
@@ -194,6 +214,9 @@ def test_the_ways_that_peers_are_not_asked_for_exist() -> None:
     company = {"other batches beside", "its batch alone", "other heads beside", "its key head alone"}
     excluded = {name for name in keyed if terms.OTHER_KEYS.fullmatch(name) or terms.OTHER_LENGTHS.fullmatch(name)}
     assert excluded == set(keyed) - company and len(excluded) == 9
+    assert sum(bool(terms.ONE_KEY.fullmatch(name)) for name in keyed) == 1
+    rows = [way.name for way in of.ways(of, own, stranger, True) if way.names == ("dq",)]
+    assert sum(bool(terms.FIRST_ROW.fullmatch(name)) for name in rows) == 1
 
 
 def test_forwards_are_asked_for_everything() -> None:
