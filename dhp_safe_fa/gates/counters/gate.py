@@ -289,13 +289,18 @@ def findings(seen: dict[str, Study], elsewhere: Mapping[str, float]) -> dict[str
     return found
 
 
+def _may_be_chance(differing: Iterable[str]) -> bool:
+    """Whether the metrics that differ are all of those, of the first run, that need not be exact."""
+    return all(metric in (*CANDIDATES, *WITHIN) for metric in differing)
+
+
 def in_doubt(often: Iterable[Count], name: str) -> dict[str, list[str]]:
     """Metric to what it says against a subject, if chance may have done it all: differences in metrics that need not be
     exact. In few A/A pairs a rare event, such as one sector more in a million, is not seen."""
     shapes = {label: study(some) for label, some in by_label(often, name).items()}
     elsewhere = explained_elsewhere(shapes.values())
     found = [(label, *one) for label, seen in shapes.items() for one in findings(seen, elsewhere).items()]
-    if not all(metric in (*CANDIDATES, *WITHIN) for _, metric, _ in found):
+    if not _may_be_chance(metric for _, metric, _ in found):
         return {}
     return {metric: [f"{label}: {text}" for label, of, text in found if of == metric] for _, metric, _ in found}
 
@@ -307,7 +312,7 @@ def controls_in_doubt(often: Sequence[Count], expected: Mapping[str, str]) -> di
     for name, twins in _twins(often, expected).items():
         silent = controls.TWINS if expected[name] == controls.BLIND else (CLEAN,)
         seen = list(dict.fromkeys(metric for twin in silent for metric in twins[twin]))
-        if seen and all(metric in (*CANDIDATES, *WITHIN) for metric in seen):
+        if seen and _may_be_chance(seen):
             found[name] = seen
     return found
 
@@ -322,7 +327,8 @@ def second_look(often: Sequence[Count], again: Sequence[Count], doubt: Mapping[s
         judged.append(_only(count, kept))
     for count in again:
         if doubt.get(count.name):
-            judged.append(_only(count, {*doubt[count.name], *([INSTRUCTIONS] if count.label != LEAK else [])}))
+            in_both = set() if count.label == LEAK else {INSTRUCTIONS}
+            judged.append(_only(count, in_both.union(doubt[count.name])))
     return judged
 
 
@@ -445,7 +451,7 @@ def run(subjects: list[Subject], quick: bool, progress: Progress) -> list[GateRe
     data = {name: extent.data(call.classes) for name, call in calls.items()}
     data_once = {name: extent.once(call.classes) for name, call in calls.items()}
     is_shipped = all(subject.cubin_sha256 for subject in subjects)  # a peer may launch others in another run
-    for_all = Request(CHEAP, data, shapes, planted, extent.control_data, parts, by_runs=is_shipped)
+    for_all = Request(CHEAP, data, shapes, planted, extent.control_data, parts, application_replay=is_shipped)
     for_one = Request(COSTLY, data_once, 1, planted_once, extent.control_data_once, parts)
     in_first = for_all.calls
     total = in_first + for_one.calls

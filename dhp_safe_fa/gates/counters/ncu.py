@@ -38,8 +38,8 @@ class Request:
         shapes: how many of each subject's.
         controls: names of controls, both twins of which are run.
         control_data: names of ``inputs.planted_secrets``, with which they are run.
-        by_runs: each pass over the metrics is a run of everything, and no launch is made again. Every run has to launch
-            the same kernels. With many launches that takes half as long, though each run begins anew.
+        application_replay: each pass over the metrics is a run of everything, and no launch is made again. Every run
+            has to launch the same kernels. With many launches that takes half as long, though each run begins anew.
     """
 
     metrics: tuple[str, ...]
@@ -48,7 +48,7 @@ class Request:
     controls: tuple[str, ...] = ()
     control_data: tuple[str, ...] = ()
     parts: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    by_runs: bool = False
+    application_replay: bool = False
 
     @property
     def calls(self) -> int:
@@ -222,15 +222,15 @@ def _command(ncu: Path, request: Request, folder: Path) -> list[str]:
     return [
         str(ncu), "--clock-control", "none", "--profile-from-start", "off", "--nvtx", "--csv", "--page", "raw",
         "--print-units", "base", "--print-metric-instances", "details", "--metrics", ",".join(request.metrics),
-        "--replay-mode", "application" if request.by_runs else "kernel", "--log-file", str(folder / "log"),
+        "--replay-mode", "application" if request.application_replay else "kernel", "--log-file", str(folder / "log"),
         sys.executable, "-m", "dhp_safe_fa.gates.counters.counted", str(folder / "request"),
     ]
     # fmt: on
 
 
 def measure(request: Request, tell: Callable[[int, str], None]) -> list[Count]:
-    """Count all calls of a request in one run of ncu. tell: calls done, and of what; by_runs, anew in each of them.
-    NotRun says why it could not."""
+    """Count all calls of a request in one run of ncu. tell: calls done, and of what; in application replay anew in each
+    run. NotRun says why it could not."""
     ncu = find_ncu()
     package = str(Path(__file__).resolve().parents[3])
     variables = dict(os.environ, PYTHONPATH=os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH")])))

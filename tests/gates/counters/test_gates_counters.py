@@ -508,4 +508,4 @@ def test_a_peers_launches_are_made_again(is_shipped: bool, monkeypatch: pytest.M
 
     monkeypatch.setattr(counters.ncu, "measure", measure)
     counters.run([subject], True, lambda *_: None)
-    assert [request.by_runs for request in asked] == [is_shipped, False]
+    assert [request.application_replay for request in asked] == [is_shipped, False]

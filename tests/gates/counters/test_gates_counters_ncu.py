@@ -197,8 +197,8 @@ def fake_ncu(folder: Path, body: str) -> Path:
 REQUEST = Request((EXACT,), {"attn": ("zeros",)}, 1)
 
 
-@pytest.mark.parametrize(("by_runs", "mode"), [(False, "kernel"), (True, "application")])
-def test_ncu_is_run(by_runs: bool, mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("application_replay", "mode"), [(False, "kernel"), (True, "application")])
+def test_ncu_is_run(application_replay: bool, mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = ncu_log([EXACT], [("dhp:0:", "kernel", ["1,234"])])
     steps = [{"name": "attn", "label": "shape", "data": "zeros"}]
     body = f"log.write_text({text!r})\nPath(request['steps']).write_text({json.dumps(steps)!r})\nprint('1 attn')\n"
@@ -206,7 +206,7 @@ def test_ncu_is_run(by_runs: bool, mode: str, tmp_path: Path, monkeypatch: pytes
     ncu = fake_ncu(tmp_path, body + f"assert argv[argv.index('--replay-mode') + 1] == '{mode}'\n")
     monkeypatch.setattr(counters_ncu, "find_ncu", lambda: ncu)
     told: list[tuple[int, str]] = []
-    request = replace(REQUEST, by_runs=by_runs)
+    request = replace(REQUEST, application_replay=application_replay)
     assert counters_ncu.measure(request, lambda done, what: told.append((done, what))) == [
         Count("attn", "shape", "zeros", ("kernel",), {EXACT: 1234})
     ]
