@@ -94,6 +94,20 @@ DHP_PTX uint32_t mbarrier_try(uint32_t barrier, uint32_t parity, uint32_t zero, 
 }
 
 /*
+ * One try, 4 us, for a wait that ends in a branch: there the warp stops until the outcome is known, and reads nothing
+ * before. Whoever has waited in vain waits again, at length.
+ */
+DHP_PTX uint32_t mbarrier_wait_short(uint32_t barrier, uint32_t parity) {
+  uint32_t done;
+  asm volatile("{.reg .pred there; mbarrier.try_wait.parity.shared::cta.b64 there, [%1], %2;\n"
+               "selp.u32 %0, 1, 0, there;}"
+               : "=r"(done)
+               : "r"(barrier), "r"(parity)
+               : "memory");
+  return done;
+}
+
+/*
  * mbarrier_wait in two parts, between which there is other work: the first three tries, which return what the last of
  * them said; and the last two, which are given that.
  */
@@ -432,6 +446,10 @@ DHP_PTX void wgmma_commit(void) { asm volatile("wgmma.commit_group.sync.aligned;
  */
 DHP_PTX uint32_t matrix_descriptor(uint32_t address, uint32_t leading) {
   return (address & 0x3ffffu) >> 4 | (leading >> 4) << 16;
+}
+/* Of an address below 2^18, as those of a CTA's shared memory are. */
+DHP_PTX uint32_t matrix_descriptor_low(uint32_t address, uint32_t leading) {
+  return address / 16 + (leading >> 4 << 16);
 }
 
 /* ---- mma (9.7.15.5.8) ------------------------------------------------------------------------------------------- */

@@ -73,16 +73,11 @@ MUTATIONS = (
     Mutation("nobody_hears_of_a_passed_step", (("bar_arrive(ASKS_EARLY, FINISHED", "bar_arrive(0, FINISHED"),)),
     Mutation(
         "not_awaited_while_others_are_ahead",
-        (
-            (
-                "CTA_THREADS); t += LATE_UNLESS(mbarrier_wait(pairs_full + 8 * pair.index, pair.parity, p.zero));",
-                "CTA_THREADS);",
-            ),
-        ),
+        (("CTA_THREADS); t += LATE_UNLESS(AWAIT_PAIR());", "CTA_THREADS);"),),
     ),
     Mutation(
         "late_pairs_of_others_steps_not_awaited_again",
-        (("p.zero)); if (t >= LATE) AWAIT_LATE_PAIR(); } while (0)", "p.zero)); t &= LATE - 1; } while (0)"),),
+        (("UNLESS(AWAIT_PAIR()); if (t >= LATE) AWAIT_LATE_PAIR();", "UNLESS(AWAIT_PAIR()); t &= LATE - 1;"),),
         time_outs=True,
     ),
     Mutation("q_of_the_first_warp", (("row = 16 * warp + lane % 16;", "row = 0 * warp + lane % 16;"),)),

@@ -123,6 +123,14 @@
 #define LSE_OF_NONE(of, x) -INFINITY
 #endif
 
+/*
+ * Two instructions a step fewer for descriptors, and fewer registers: none is masked, and v's is k's and a constant.
+ * Taken where it was measured to gain (docs/kernel.md).
+ */
+#define LEAN_DESCRIPTORS (HEAD_DIM == 64 && ONE_SEGMENT)
+#define DESCRIPTOR(address, leading) \
+  (LEAN_DESCRIPTORS ? matrix_descriptor_low(address, leading) : matrix_descriptor(address, leading))
+
 /* ---- the kernel ------------------------------------------------------------------------------------------------ */
 
 extern "C" __global__ void __launch_bounds__(CTA_THREADS, CTAS_PER_SM)
@@ -139,9 +147,9 @@ dhp_attention_fwd(const __grid_constant__ CUtensorMap q_map, const __grid_consta
 #if Q_IN_REGISTERS
   uint32_t q[HEAD_DIM / 4]; /* as the A operand of S: four registers for 16 columns */
 #else
-  const uint32_t q_descriptor = matrix_descriptor(q_rows, 16); /* leading bytes unused: K-major, one box a product */
+  const uint32_t q_descriptor = DESCRIPTOR(q_rows, 16); /* leading bytes unused: K-major, one box a product */
 #endif
-  const uint32_t k_descriptor = matrix_descriptor(base + SHARED_K, 16);
+  const uint32_t k_descriptor = DESCRIPTOR(base + SHARED_K, 16);
   const uint32_t v_descriptor = matrix_descriptor(base + SHARED_V, KV_BOX_BYTES);
   const int is_last_group = group == WARPGROUPS - 1, next_turn = TURN + (group + 1) % WARPGROUPS;
 
@@ -204,9 +212,17 @@ dhp_attention_fwd(const __grid_constant__ CUtensorMap q_map, const __grid_consta
  * that this tile's q has been taken out of. */
 #define ASKS_AHEAD (SEAMLESS || Q_PLACES > 1)
 
+/*
+ * All of these waits end in a branch on t. So one try is enough, and short kernels do with it: four take a step some
+ * 100 cycles where the tile is there. Kernels of several segments are no faster so (at head_dim 64 slower:
+ * docs/kernel.md).
+ */
+#define WAIT(barrier, parity) \
+  (ONE_SEGMENT ? mbarrier_wait_short(barrier, parity) : mbarrier_wait(barrier, parity, p.zero))
+
 /* q's next phase if it is asked for, else the one before, which has ended. */
 #define PARITY_OF_QUERIES(asked) (q_parity ^ !(asked))
-#define LATE_QUERIES(asked) LATE_UNLESS(mbarrier_wait(q_full, PARITY_OF_QUERIES(asked), p.zero))
+#define LATE_QUERIES(asked) LATE_UNLESS(WAIT(q_full, PARITY_OF_QUERIES(asked)))
 #define AWAIT_LATE_QUERIES(asked) AWAIT_LATE(mbarrier_wait_long(q_full, PARITY_OF_QUERIES(asked), p.zero))
 #define AWAIT_LATE_PAIR() AWAIT_LATE(mbarrier_wait_longer(pairs_full + 8 * pair.index, pair.parity, p.zero))
 
@@ -287,6 +303,8 @@ dhp_attention_fwd(const __grid_constant__ CUtensorMap q_map, const __grid_consta
 #define HIGH (HEAD_DIM > 128 && WARPGROUPS == 1 ? DESCRIPTOR_HIGH : UNKNOWN_ZERO ^ DESCRIPTOR_HIGH)
 #define HIGH_OF_V (HEAD_DIM > 128 ? DESCRIPTOR_HIGH : HIGH)
 #define OF_STAGE(descriptor) ((descriptor) + pair.index * (KV_BYTES / DESCRIPTOR_UNIT))
+#define V_BEHIND_K ((SHARED_V - SHARED_K) / DESCRIPTOR_UNIT + ((KV_BOX_BYTES - 16) / DESCRIPTOR_UNIT << 16))
+#define V_DESCRIPTOR (LEAN_DESCRIPTORS ? OF_STAGE(k_descriptor) + V_BEHIND_K : OF_STAGE(v_descriptor))
 #if Q_IN_REGISTERS
 #define ISSUE_SCORES() issue_held<wgmma_scores>(s, q, OF_STAGE(k_descriptor), KV_BOX_BYTES, HEAD_DIM, HIGH)
 #else
@@ -296,7 +314,7 @@ dhp_attention_fwd(const __grid_constant__ CUtensorMap q_map, const __grid_consta
 #define ISSUE_SCORES() \
   issue_shared<wgmma_scores>(s, Q_DESCRIPTOR, Q_BOX_BYTES, OF_STAGE(k_descriptor), KV_BOX_BYTES, HEAD_DIM, HIGH)
 #endif
-#define ISSUE_OUTPUT() issue_registers<wgmma_output>(o, probabilities, OF_STAGE(v_descriptor), TILE_K, t > 1, HIGH_OF_V)
+#define ISSUE_OUTPUT() issue_registers<wgmma_output>(o, probabilities, V_DESCRIPTOR, TILE_K, t > 1, HIGH_OF_V)
 
 /*
  * The pair of the next step is awaited while S(t) is, and before the exponentials: at head_dim 64 a turn is so short
@@ -304,12 +322,16 @@ dhp_attention_fwd(const __grid_constant__ CUtensorMap q_map, const __grid_consta
  * than that in the first steps of a query tile, and is awaited at the end.
  */
 #define AWAITS_EARLY (HEAD_DIM == 64 && WARPGROUPS > 1)
-#define BEGIN_WAIT() \
-  const uint32_t there = AWAITS_EARLY ? mbarrier_wait_begin(pairs_full + 8 * pair.index, pair.parity, p.zero) : 0
-#define END_WAIT() \
-  const uint32_t here = AWAITS_EARLY ? mbarrier_wait_end(pairs_full + 8 * pair.index, pair.parity, p.zero, there) : 0
-#define WAIT_AT_THE_END() \
-  t += LATE_UNLESS(AWAITS_EARLY ? here : mbarrier_wait(pairs_full + 8 * pair.index, pair.parity, p.zero))
+#define AWAIT_PAIR() WAIT(pairs_full + 8 * pair.index, pair.parity)
+#define BEGIN_WAIT()                                  \
+  const uint32_t there = !AWAITS_EARLY ? 0            \
+                         : ONE_SEGMENT ? AWAIT_PAIR() \
+                                       : mbarrier_wait_begin(pairs_full + 8 * pair.index, pair.parity, p.zero)
+#define END_WAIT()                            \
+  const uint32_t here = !AWAITS_EARLY ? 0     \
+                        : ONE_SEGMENT ? there \
+                                      : mbarrier_wait_end(pairs_full + 8 * pair.index, pair.parity, p.zero, there)
+#define WAIT_AT_THE_END() t += LATE_UNLESS(AWAITS_EARLY ? here : AWAIT_PAIR())
 
 /* Softmax of S(t). */
 #define SOFTMAX(masked, LOAD)                                          \
@@ -420,14 +442,14 @@ dhp_attention_fwd(const __grid_constant__ CUtensorMap q_map, const __grid_consta
   } while (0)
 
 /* A step of others before this warpgroup's first one: it gives its turn on, and awaits the next step's pair. */
-#define PASS_ON()                                                                      \
-  do {                                                                                 \
-    take_turn(TURN + group);                                                           \
-    give_turn(1, next_turn);                                                           \
-    pair = stage_after(pair);                                                          \
-    bar_arrive(ASKS_EARLY, FINISHED + pair.index, CTA_THREADS);                        \
-    t += LATE_UNLESS(mbarrier_wait(pairs_full + 8 * pair.index, pair.parity, p.zero)); \
-    if (t >= LATE) AWAIT_LATE_PAIR();                                                  \
+#define PASS_ON()                                               \
+  do {                                                          \
+    take_turn(TURN + group);                                    \
+    give_turn(1, next_turn);                                    \
+    pair = stage_after(pair);                                   \
+    bar_arrive(ASKS_EARLY, FINISHED + pair.index, CTA_THREADS); \
+    t += LATE_UNLESS(AWAIT_PAIR());                             \
+    if (t >= LATE) AWAIT_LATE_PAIR();                           \
   } while (0)
 
 #define IS_PART() (IS_SPLIT | (!JOINS_SEGMENTS & (NEXT_SEGMENT() >= 0)))

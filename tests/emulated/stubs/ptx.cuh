@@ -21,6 +21,9 @@ static inline void mbarrier_arrive_expect_tx(int go, uint32_t barrier, uint32_t 
 static inline uint32_t mbarrier_wait(uint32_t barrier, uint32_t parity, uint32_t) {
   return emulated::mbarrier_await(barrier, parity);
 }
+static inline uint32_t mbarrier_wait_short(uint32_t barrier, uint32_t parity) {
+  return emulated::mbarrier_await(barrier, parity);
+}
 static inline uint32_t mbarrier_wait_long(uint32_t barrier, uint32_t parity, uint32_t zero) {
   return mbarrier_wait(barrier, parity, zero);
 }

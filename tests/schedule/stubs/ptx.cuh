@@ -17,6 +17,9 @@ static inline void mbarrier_arrive_expect_tx(int go, uint32_t barrier, uint32_t 
 static inline uint32_t mbarrier_wait(uint32_t barrier, uint32_t parity, uint32_t) {
   return sim::mbarrier_wait(barrier, parity, 0);
 }
+static inline uint32_t mbarrier_wait_short(uint32_t barrier, uint32_t parity) {
+  return sim::mbarrier_wait(barrier, parity, 0);
+}
 static inline uint32_t mbarrier_wait_long(uint32_t barrier, uint32_t parity, uint32_t) {
   return sim::mbarrier_wait(barrier, parity, 1);
 }
