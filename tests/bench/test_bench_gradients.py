@@ -250,3 +250,22 @@ def test_directions_have_their_own_defaults() -> None:
         assert direction.default_sets["cuda"] == ["anchors"] and direction.dtypes["cuda"] == ["bfloat16"]
         assert all(isinstance(case, direction.case) for case in direction.host_case.values())
     assert not FORWARD.dtypes
+
+
+@pytest.mark.parametrize("heads_behind", [True, False])
+def test_the_memory_efficient_kernels_are_given_out_as_they_store_it(
+    heads_behind: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They step from row to row by all heads, so that any other layout would have them read other memory."""
+    given: list[torch.Tensor] = []
+
+    def operator(*arguments: Any) -> Any:
+        given.extend((arguments[5], arguments[6]))
+        return (*arguments[:3], None)
+
+    monkeypatch.setattr(torch.ops.aten, "_scaled_dot_product_efficient_attention_backward", operator)
+    stored = torch.randn(2, 5, 3, 8).transpose(1, 2)
+    out = stored if heads_behind else stored.contiguous()
+    peers.efficient(out, out, out, out, torch.zeros(2, 3, 5), out, False)
+    assert given[0].stride() == (5 * 3 * 8, 8, 3 * 8, 1) and torch.equal(given[0], stored)
+    assert given[1].shape == (2, 3, 32) and bool((given[1][..., 5:] == torch.inf).all())

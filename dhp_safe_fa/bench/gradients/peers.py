@@ -27,7 +27,8 @@ Differentiate: TypeAlias = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Ten
 Prepare: TypeAlias = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, bool], Callable[[], Gradients]]
 
 NO_DROPOUT = 0.0
-# The memory-efficient kernels read lse in rows of a multiple of so many elements.
+# The memory-efficient kernels read lse in rows of a multiple of so many elements; and out, whatever its strides are, by
+# steps of all heads from row to row.
 EFFICIENT_ALIGNMENT = 32
 
 
@@ -75,8 +76,9 @@ def efficient(
 ) -> Gradients:
     seed, missing = _no_seed(q.device), -lse.size(2) % EFFICIENT_ALIGNMENT
     rows = F.pad(lse, (0, missing), value=torch.inf) if missing else lse
+    stored = out.transpose(1, 2).contiguous().transpose(1, 2)  # as its forward stores out: no copy if it is so
     *found, _ = torch.ops.aten._scaled_dot_product_efficient_attention_backward(
-        *(grad_out, q, k, v, None, out, rows, seed, seed), NO_DROPOUT, [True, True, True, False], is_causal
+        *(grad_out, q, k, v, None, stored, rows, seed, seed), NO_DROPOUT, [True, True, True, False], is_causal
     )
     return tuple(found)
 
