@@ -29,7 +29,7 @@ static inline uint32_t matrix_descriptor(uint32_t address, uint32_t leading) {
   return (address & 0x3ffffu) >> 4 | (leading >> 4) << 16;
 }
 static inline uint32_t matrix_descriptor_low(uint32_t address, uint32_t leading) {
-  return matrix_descriptor(address, leading);
+  return address / 16 + (leading >> 4 << 16);
 }
 
 static inline float greater(float a, float b) { return a > b ? 1.f : 0.f; }

@@ -124,8 +124,8 @@
 #endif
 
 /*
- * Two instructions a step fewer for descriptors, and fewer registers: none is masked, and v's is k's and a constant.
- * Taken where it was measured to gain (docs/kernel.md).
+ * Fewer instructions for descriptors, and fewer registers: none is masked, and v's is k's and a constant. Taken where it
+ * was measured to gain, beside one try a step (docs/kernel.md).
  */
 #define LEAN_DESCRIPTORS (HEAD_DIM == 64 && ONE_SEGMENT)
 #define DESCRIPTOR(address, leading) \
@@ -213,9 +213,9 @@ dhp_attention_fwd(const __grid_constant__ CUtensorMap q_map, const __grid_consta
 #define ASKS_AHEAD (SEAMLESS || Q_PLACES > 1)
 
 /*
- * All of these waits end in a branch on t. So one try is enough, and short kernels do with it: four take a step some
- * 100 cycles where the tile is there. Kernels of several segments are no faster so (at head_dim 64 slower:
- * docs/kernel.md).
+ * All of these waits end in a branch on t. So one try is enough, and short kernels do with it: the other four of
+ * mbarrier_wait take a step some 100 cycles where the tile is there. Kernels of several segments are no faster so (at
+ * head_dim 64 slower: docs/kernel.md).
  */
 #define WAIT(barrier, parity) \
   (ONE_SEGMENT ? mbarrier_wait_short(barrier, parity) : mbarrier_wait(barrier, parity, p.zero))
@@ -317,9 +317,9 @@ dhp_attention_fwd(const __grid_constant__ CUtensorMap q_map, const __grid_consta
 #define ISSUE_OUTPUT() issue_registers<wgmma_output>(o, probabilities, V_DESCRIPTOR, TILE_K, t > 1, HIGH_OF_V)
 
 /*
- * The pair of the next step is awaited while S(t) is, and before the exponentials: at head_dim 64 a turn is so short
- * that the tries would otherwise be a fifth of the way from S(t) to the next turn. At 128 and 256 the pair comes later
- * than that in the first steps of a query tile, and is awaited at the end.
+ * The pair of the next step is awaited while S(t) is, and before the exponentials, by one try while S(t) is: at head_dim
+ * 64 a turn is so short that five would otherwise be a fifth of the way from S(t) to the next turn. At 128 and 256 the
+ * pair comes later than that in the first steps of a query tile, and is awaited at the end.
  */
 #define AWAITS_EARLY (HEAD_DIM == 64 && WARPGROUPS > 1)
 #define AWAIT_PAIR() WAIT(pairs_full + 8 * pair.index, pair.parity)

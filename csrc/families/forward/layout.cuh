@@ -52,6 +52,8 @@ enum { /* byte offsets from the 1024-aligned start */
 
 static_assert(Q_PLACES == 1 || (HEAD_DIM <= 128 && !Q_IN_REGISTERS), "these read q in its first place only");
 
+static_assert(DHP_SHARED_ALIGN + SHARED_BARRIERS <= 1 << 18 && KV_BOX_BYTES <= 1 << 18, "in a descriptor's fields");
+
 enum mbarrier {             /* byte offset of the first 8-byte mbarrier of a kind, from SHARED_BARRIERS */
                 Q_FULL = 0, /* + 8 warpgroup */
                 PAIR_FULL = Q_FULL + 8 * WARPGROUPS, /* + 8 stage */
