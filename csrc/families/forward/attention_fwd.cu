@@ -317,9 +317,9 @@ dhp_attention_fwd(const __grid_constant__ CUtensorMap q_map, const __grid_consta
 #define ISSUE_OUTPUT() issue_registers<wgmma_output>(o, probabilities, V_DESCRIPTOR, TILE_K, t > 1, HIGH_OF_V)
 
 /*
- * The pair of the next step is awaited while S(t) is, and before the exponentials, by one try while S(t) is: at head_dim
- * 64 a turn is so short that five would otherwise be a fifth of the way from S(t) to the next turn. At 128 and 256 the
- * pair comes later than that in the first steps of a query tile, and is awaited at the end.
+ * The pair of the next step is awaited while S(t) is, and before the exponentials, or by one try while S(t) is: at
+ * head_dim 64 a turn is so short that five would otherwise be a fifth of the way from S(t) to the next turn. At 128 and
+ * 256 the pair comes later than that in the first steps of a query tile, and is awaited at the end.
  */
 #define AWAITS_EARLY (HEAD_DIM == 64 && WARPGROUPS > 1)
 #define AWAIT_PAIR() WAIT(pairs_full + 8 * pair.index, pair.parity)
