@@ -124,8 +124,8 @@
 #endif
 
 /*
- * Fewer instructions for descriptors, and fewer registers: none is masked, and v's is k's and a constant. Taken where it
- * was measured to gain, beside one try a step (docs/kernel.md).
+ * Fewer instructions for descriptors, and fewer registers: none is masked, and v's is k's and a constant. Taken where
+ * it was measured to gain, beside one try a step (docs/kernel.md).
  */
 #define LEAN_DESCRIPTORS (HEAD_DIM == 64 && ONE_SEGMENT)
 #define DESCRIPTOR(address, leading) \
