@@ -99,8 +99,7 @@ DHP_PTX uint32_t mbarrier_try(uint32_t barrier, uint32_t parity, uint32_t zero, 
  */
 DHP_PTX uint32_t mbarrier_wait_short(uint32_t barrier, uint32_t parity) {
   uint32_t done;
-  asm volatile("{.reg .pred there; mbarrier.try_wait.parity.shared::cta.b64 there, [%1], %2;\n"
-               "selp.u32 %0, 1, 0, there;}"
+  asm volatile("{.reg .pred there; .reg .u32 now; mov.u32 now, %2;\n" TRY "selp.u32 %0, 1, 0, there;}"
                : "=r"(done)
                : "r"(barrier), "r"(parity)
                : "memory");
@@ -448,7 +447,7 @@ DHP_PTX uint32_t matrix_descriptor(uint32_t address, uint32_t leading) {
   return (address & 0x3ffffu) >> 4 | (leading >> 4) << 16;
 }
 /* Of an address below 2^18, as those of a CTA's shared memory are. */
-DHP_PTX uint32_t matrix_descriptor_low(uint32_t address, uint32_t leading) {
+DHP_PTX uint32_t matrix_descriptor_unmasked(uint32_t address, uint32_t leading) {
   return address / 16 + (leading >> 4 << 16);
 }
 

@@ -28,7 +28,7 @@ static inline void wgmma_fence() {}
 static inline uint32_t matrix_descriptor(uint32_t address, uint32_t leading) {
   return (address & 0x3ffffu) >> 4 | (leading >> 4) << 16;
 }
-static inline uint32_t matrix_descriptor_low(uint32_t address, uint32_t leading) {
+static inline uint32_t matrix_descriptor_unmasked(uint32_t address, uint32_t leading) {
   return address / 16 + (leading >> 4 << 16);
 }
 

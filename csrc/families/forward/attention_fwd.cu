@@ -129,7 +129,7 @@
  */
 #define LEAN_DESCRIPTORS (HEAD_DIM == 64 && ONE_SEGMENT)
 #define DESCRIPTOR(address, leading) \
-  (LEAN_DESCRIPTORS ? matrix_descriptor_low(address, leading) : matrix_descriptor(address, leading))
+  (LEAN_DESCRIPTORS ? matrix_descriptor_unmasked(address, leading) : matrix_descriptor(address, leading))
 
 /* ---- the kernel ------------------------------------------------------------------------------------------------ */
 
