@@ -184,8 +184,10 @@ def test_the_operators_of_torch_take_what_they_are_given() -> None:
     """Without a GPU: their shapes alone, by their registration for tensors without data."""
     q, k, v, out, _, grad_out = (torch.empty(1, 2, 40, 64, device="meta", dtype=torch.float16) for _ in range(6))
     lse = torch.empty(1, 2, 40, device="meta")
-    for _, operator in peers.OPERATORS.values():
-        assert [tuple(one.shape) for one in operator(q, k, v, out, lse, grad_out, True)] == [(1, 2, 40, 64)] * 3
+    given = (q, k, v, out, lse, grad_out, True)
+    for prepare, operator in peers.OPERATORS.values():
+        for found in (prepare(*given)(), operator(*given)):
+            assert [tuple(one.shape) for one in found] == [(1, 2, 40, 64)] * 3
 
 
 # ---- files and the command -------------------------------------------------------------------------------------------
@@ -256,16 +258,24 @@ def test_directions_have_their_own_defaults() -> None:
 def test_the_memory_efficient_kernels_are_given_out_as_they_store_it(
     heads_behind: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They step from row to row by all heads, so that any other layout would have them read other memory."""
-    given: list[torch.Tensor] = []
+    """They step from row to row by all heads, so that any other layout would have them read other memory. Copies are
+    made before the call, which is timed: each call is given the same tensors."""
+    given: list[tuple[torch.Tensor, torch.Tensor]] = []
 
     def operator(*arguments: Any) -> Any:
-        given.extend((arguments[5], arguments[6]))
+        given.append((arguments[5], arguments[6]))
         return (*arguments[:3], None)
 
     monkeypatch.setattr(torch.ops.aten, "_scaled_dot_product_efficient_attention_backward", operator)
     stored = torch.randn(2, 5, 3, 8).transpose(1, 2)
     out = stored if heads_behind else stored.contiguous()
-    peers.efficient(out, out, out, out, torch.zeros(2, 3, 5), out, False)
-    assert given[0].stride() == (5 * 3 * 8, 8, 3 * 8, 1) and torch.equal(given[0], stored)
-    assert given[1].shape == (2, 3, 32) and bool((given[1][..., 5:] == torch.inf).all())
+    arguments = (out, out, out, out, torch.zeros(2, 3, 5), out, False)
+    (prepare,) = (one.attend for one in BACKWARD.candidates("cuda")[0] if one.name == "efficient")
+    call = prepare(*arguments)
+    assert not given
+    for differentiate in (call, call, lambda: peers.OPERATORS["efficient"][1](*arguments)):
+        differentiate()
+        read, lse = given[-1]
+        assert read.stride() == (5 * 3 * 8, 8, 3 * 8, 1) and torch.equal(read, stored)
+        assert lse.shape == (2, 3, 32) and bool((lse[..., 5:] == torch.inf).all())
+    assert given[0][0] is given[1][0] and given[0][1] is given[1][1]

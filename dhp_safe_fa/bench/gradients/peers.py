@@ -1,8 +1,8 @@
 """Whose gradients are measured: this package's, and those of the attention implementations at hand.
 
 Where torch's autograd calls one operator for the whole backward pass, that operator is called, as ours is, so that no
-autograd engine is timed. It is given this project's out and lse, which all of them define alike. What has no such
-operator goes through autograd, on a graph that is kept.
+autograd engine is timed. It is given this project's out and lse, which all of them define alike; what it needs in
+another layout is copied before the call. What has no such operator goes through autograd, on a graph that is kept.
 """
 
 from __future__ import annotations
@@ -73,14 +73,18 @@ def cudnn(q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, grad_out: T
 
 def efficient(
     q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, grad_out: Tensor, is_causal: bool
-) -> Gradients:
+) -> Callable[[], Gradients]:
     seed, missing = _no_seed(q.device), -lse.size(2) % EFFICIENT_ALIGNMENT
     rows = F.pad(lse, (0, missing), value=torch.inf) if missing else lse
     stored = out.transpose(1, 2).contiguous().transpose(1, 2)  # as its forward stores out: no copy if it is so
-    *found, _ = torch.ops.aten._scaled_dot_product_efficient_attention_backward(
-        *(grad_out, q, k, v, None, stored, rows, seed, seed), NO_DROPOUT, [True, True, True, False], is_causal
-    )
-    return tuple(found)
+
+    def call() -> Gradients:
+        *found, _ = torch.ops.aten._scaled_dot_product_efficient_attention_backward(
+            *(grad_out, q, k, v, None, stored, rows, seed, seed), NO_DROPOUT, [True, True, True, False], is_causal
+        )
+        return tuple(found)
+
+    return call
 
 
 def direct(differentiate: Differentiate) -> Prepare:
@@ -136,11 +140,11 @@ def at_once(attend: Attend) -> Differentiate:
     return differentiate
 
 
-# What autograd calls for torch's back ends on CUDA.
-OPERATORS: dict[str, tuple[SDPBackend, Differentiate]] = {
-    "flash": (SDPBackend.FLASH_ATTENTION, flash),
-    "cudnn": (SDPBackend.CUDNN_ATTENTION, cudnn),
-    "efficient": (SDPBackend.EFFICIENT_ATTENTION, efficient),
+# What autograd calls for torch's back ends on CUDA: as the benchmark prepares it, and in one call.
+OPERATORS: dict[str, tuple[Prepare, Differentiate]] = {
+    "flash": (direct(flash), flash),
+    "cudnn": (direct(cudnn), cudnn),
+    "efficient": (efficient, lambda *given: efficient(*given)()),
 }
 
 
@@ -166,7 +170,7 @@ def backward_candidates(device: str) -> tuple[list[Candidate], list[str]]:
     """Ours first, then every peer that exists on the device; and notes on those that do not."""
     found = [Candidate("ours", direct(our_gradients))]
     if device == "cuda":
-        found += [Candidate(name, direct(operator)) for name, (_, operator) in OPERATORS.items()]
+        found += [Candidate(name, prepare) for name, (prepare, _) in OPERATORS.items()]
     else:
         found.append(Candidate("flash", direct(flash_on_cpu)))
     math = functools.partial(sdpa_kernel, SDPBackend.MATH)

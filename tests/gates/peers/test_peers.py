@@ -7,7 +7,7 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +20,8 @@ from evidence_samples import gate_result, some_run
 from gradient_samples import gradients as sample_gradients
 
 from dhp_safe_fa.bench.gradients import reference
-from dhp_safe_fa.bench.peers import sdpa
+from dhp_safe_fa.bench.gradients.peers import flash_on_cpu
+from dhp_safe_fa.bench.peers import Candidate, sdpa
 from dhp_safe_fa.gates import cli, controls, gradients, inputs, registry, subjects, targets, tools
 from dhp_safe_fa.gates.bitwise.rows import rows_of_shape
 from dhp_safe_fa.gates.evidence import writer as evidence_writer
@@ -29,10 +30,12 @@ from dhp_safe_fa.gates.peers import page as peers_page
 from dhp_safe_fa.gates.peers import run as peers
 from dhp_safe_fa.gates.peers import terms
 from dhp_safe_fa.gates.peers.process import Ended, in_a_process
+from dhp_safe_fa.gates.peers.run import kernels_seen
 from dhp_safe_fa.gates.peers.terms import as_meant
 from dhp_safe_fa.gates.sass import policy
 from dhp_safe_fa.gates.sass.gate import Cubin, KernelReport
 from dhp_safe_fa.gates.sass.policy import Policy
+from dhp_safe_fa.gates.subjects import Subject, peer
 from dhp_safe_fa.gates.verdict import GateResult
 
 # ---- machine code ----------------------------------------------------------------------------------------------------
@@ -376,6 +379,91 @@ def test_a_peer_that_refuses_its_shapes_is_not_run(error: type[Exception], monke
 
 def test_the_reviewed_policy_can_be_read() -> None:
     assert all("lengths" in entry.reason for entry in policy.load(peers.POLICY).entries)
+
+
+# ---- whether a peer computes attention -------------------------------------------------------------------------------
+
+
+def other_rows(tensor: torch.Tensor) -> torch.Tensor:
+    """What is read of a dense [B, H, S, D] that is taken for [B, S, H, D]."""
+    b, h, s, d = tensor.shape
+    return tensor.contiguous().view(b, s, h, d).transpose(1, 2)
+
+
+def wrong_gradients(q: Any, k: Any, v: Any, out: Any, lse: Any, grad_out: Any, is_causal: bool) -> Any:
+    return flash_on_cpu(q, k, v, other_rows(out), lse, grad_out, is_causal)
+
+
+def wrong_attention(q: Any, k: Any, v: Any, is_causal: bool) -> Any:
+    return other_rows(sdpa(q, k, v, is_causal))
+
+
+@pytest.fixture
+def peer_on_cpu(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Subject]:
+    """The peer of a name, on its own shapes, with this function in the place of its own; and no profiler."""
+    event = SimpleNamespace(name="k", device_type=SimpleNamespace(name="CUDA"))
+    monkeypatch.setattr("torch.profiler.profile", lambda **_: nullcontext(SimpleNamespace(events=lambda: [event])))
+    monkeypatch.setattr("torch.cuda.synchronize", lambda: None)
+
+    def stand_in(name: str, function: Callable[..., Any]) -> Subject:
+        monkeypatch.setitem(subjects.gradient_peers.OPERATORS, "flash", (None, function))
+        monkeypatch.setattr(subjects.peers, "candidates", lambda device: ([Candidate("flash", function)], []))
+        found = peer(name)
+        return replace(found, make=lambda of, shape, seed, device: found.make(of, shape, seed, "cpu"))
+
+    return stand_in
+
+
+RIGHT = {"sdpa-flash": sdpa, "sdpa-flash-backward": flash_on_cpu}
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_a_peer_that_is_right_goes_through(name: str, peer_on_cpu: Callable[..., Subject]) -> None:
+    assert kernels_seen(peer_on_cpu(name, RIGHT[name])) == ["k"]
+
+
+@pytest.mark.parametrize("at", range(4))
+@pytest.mark.parametrize(
+    ("name", "wrong", "output"),
+    [("sdpa-flash", wrong_attention, "out"), ("sdpa-flash-backward", wrong_gradients, "dq")],
+)
+def test_a_peer_that_takes_another_layout_is_wrong_on_each_shape(
+    name: str, wrong: Any, output: str, at: int, peer_on_cpu: Callable[..., Subject]
+) -> None:
+    subject = peer_on_cpu(name, wrong)
+    shape = subject.shapes[at]
+    problem = rf"{name} is wrong on {shape}: {output} has relative error [01]\.\d+ against ours, allowed 0\.02$"
+    with pytest.raises(tools.NotRun, match=problem):
+        kernels_seen(replace(subject, shapes=(shape,)))
+
+
+def test_each_output_of_a_peer_is_compared(peer_on_cpu: Callable[..., Subject]) -> None:
+    """NaN and another shape are wrong, too."""
+
+    def spoilt(at: int, how: Callable[[torch.Tensor], torch.Tensor]) -> Callable[..., Any]:
+        return lambda *given: [how(one) if i == at else one for i, one in enumerate(flash_on_cpu(*given))]
+
+    shape = inputs.Shape(1, 2, 2, 40, 40, 16, "bfloat16", False)
+    for at, name in enumerate(("dq", "dk", "dv")):
+        for how, problem in (
+            (lambda one: one * torch.nan, "has relative error nan against ours"),
+            (lambda one: one * 1.03, r"has relative error 0\.03 against ours"),
+            (lambda one: one.transpose(1, 2), r"is \[1, 40, 2, 16\] where it should be \[1, 2, 40, 16\]"),
+        ):
+            subject = peer_on_cpu("sdpa-flash-backward", spoilt(at, how))
+            with pytest.raises(tools.NotRun, match=f": {name} {problem}"):
+                kernels_seen(replace(subject, shapes=(shape,)))
+
+
+def test_a_peer_that_is_wrong_is_run_by_no_gate(
+    peer_on_cpu: Callable[..., Subject], hopper: dict[str, list[Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wrong = peer_on_cpu("sdpa-flash", wrong_attention)
+    monkeypatch.setattr(subjects, "peer", lambda name: wrong)
+    monkeypatch.setattr(peers, "kernels_seen", kernels_seen)
+    found = peers.run(["sdpa-flash"], lambda *_: None)["peers"]["sdpa-flash"]
+    assert hopper["gates"] == [] and {found[gate]["verdict"] for gate in registry.NAMES} == {"NOT RUN"}
+    assert all("sdpa-flash is wrong on" in found[gate]["problems"][0] for gate in registry.NAMES)
 
 
 # ---- the page --------------------------------------------------------------------------------------------------------
