@@ -480,6 +480,20 @@ DHP_PTX float greater(float a, float b) {
   return one_or_zero;
 }
 
+/* The larger one; NaN if one is NaN (9.7.3.12). */
+DHP_PTX float max_or_nan(float a, float b) {
+  float larger;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(larger) : "f"(a), "f"(b));
+  return larger;
+}
+
+/* Of each two halves the larger one, as integers (9.7.1.13). */
+DHP_PTX uint32_t larger_halves(uint32_t a, uint32_t b) {
+  uint32_t larger;
+  asm("max.u16x2 %0, %1, %2;" : "=r"(larger) : "r"(a), "r"(b));
+  return larger;
+}
+
 /* Two floats to one register of two 16-bit elements, the first in the low half, round to nearest even (9.7.9.21). */
 DHP_PTX uint32_t pack_two(float low, float high) {
   uint32_t pair;

@@ -25,21 +25,8 @@ static __device__ __forceinline__ uint4 masked(uint4 x, uint32_t mask) {
   return make_uint4(x.x & mask, x.y & mask, x.z & mask, x.w & mask);
 }
 
-/* The larger one; NaN if one is NaN (9.7.3.12). */
-static __device__ __forceinline__ float max_or_nan(float a, float b) {
-  float larger;
-  asm("max.NaN.f32 %0, %1, %2;" : "=f"(larger) : "f"(a), "f"(b));
-  return larger;
-}
 static __device__ __forceinline__ float2 max_or_nan(float2 a, float2 b) {
   return make_float2(max_or_nan(a.x, b.x), max_or_nan(a.y, b.y));
-}
-
-/* Of each two halves the larger one, as integers (9.7.1.13). */
-static __device__ __forceinline__ uint32_t larger_halves(uint32_t a, uint32_t b) {
-  uint32_t larger;
-  asm("max.u16x2 %0, %1, %2;" : "=r"(larger) : "r"(a), "r"(b));
-  return larger;
 }
 
 /* The largest |element| of eight, in the low half; NaN if one is NaN: without signs, floats are in the order of their

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from compiling import families
-from emulated import Emulator, build, compile_host
+from emulated import Emulator, build, build_gradients, compile_host
 
 
 @pytest.fixture(scope="session")
@@ -20,3 +20,9 @@ def host(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 def emulators(tmp_path_factory: pytest.TempPathFactory, host: list[Path]) -> Callable[[families.Kernel], Emulator]:
     """That of a kernel."""
     return cache(lambda kernel: build(tmp_path_factory.mktemp(kernel.name), kernel, host))
+
+
+@pytest.fixture(scope="session")
+def gradient_emulators(tmp_path_factory: pytest.TempPathFactory, host: list[Path]) -> Callable[[int], Emulator]:
+    """That of the kernels that serve a head_dim."""
+    return cache(lambda head_dim: build_gradients(tmp_path_factory.mktemp(f"gradients_{head_dim}"), head_dim, host))

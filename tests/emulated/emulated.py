@@ -1,6 +1,6 @@
-"""The forward's host code and one of its kernels, or of decode's, with the one that lists query tiles for it if it goes
-through a list, as a library for the CPU, run on the machine of machine.h. For small shapes: a key tile takes some
-milliseconds."""
+"""Host code, and a kernel of the forward or of decode with the one that lists query tiles for it if it goes through a
+list, or the kernels of gradients, as a library for the CPU, run on the machine of machine.h. For small shapes: a key
+tile takes some milliseconds."""
 
 from __future__ import annotations
 
@@ -35,10 +35,17 @@ HOST = [
     "error.c",
     "check.c",
     "attention.c",
+    "backward.c",
     "kernel_info.c",
     "cuda/layout.c",
+    "families/backward/plan.c",
+    "families/backward/workspace.c",
+    "families/backward/launch.c",
+    "families/bounds/launch.c",
     "families/decode/plan.c",
     "families/decode/launch.c",
+    "families/delta/launch.c",
+    "families/dq_out/launch.c",
     "families/fold/launch.c",
     "families/forward/plan.c",
     "families/forward/schedule.c",
@@ -50,13 +57,13 @@ HOST = [
 
 Shipped = tuple[families.Family, families.Kernel]
 
-LAUNCHED = ("decode", "fold", "forward", "tiles")  # by forwards
-FAMILY = {family.name: family for family in families.families() if family.name in LAUNCHED}
+FAMILY = {family.name: family for family in families.families()}
 OF_FORWARD = [kernel for kernel in FAMILY["forward"].kernels if kernel.dtype == "bfloat16"]
 KERNELS = [kernel for kernel in OF_FORWARD if kernel.part == "out"]
 LISTED = [kernel for kernel in OF_FORWARD if kernel.part == "packed out"]
 FORMED = [kernel for kernel in OF_FORWARD if kernel.part.startswith("packed out ")]  # soft caps, sinks
 DECODE = [kernel for kernel in FAMILY["decode"].kernels if kernel.dtype == "bfloat16"]
+OF_GRADIENTS = ("bounds", "delta", "backward", "dq_out")
 
 
 def compile_host(folder: Path) -> list[Path]:
@@ -80,17 +87,23 @@ def compile_table(shipped: list[Shipped], folder: Path) -> Path:
     return compile_with(C_COMPILER, source, folder / "kernel_table.o", *FLAGS, *OF_HOST)
 
 
-def compile_kernel(
-    shipped: Shipped, of_call: list[families.Family], folder: Path, changes: tuple[Substitution, ...]
-) -> Path:
-    """of_call: the families in one of whose sources each change is made."""
+def source_of(shipped: Shipped) -> Path:
     family, kernel = shipped
-    sources = [one.folder / one.source for one in dict.fromkeys((family, *of_call))]
-    copy = copy_sources(sources, folder, changes, STUBS / "ptx.cuh")
+    return family.folder / (kernel.source or family.source)
+
+
+def compile_kernel(
+    shipped: Shipped, of_call: list[Path], folder: Path, changes: tuple[Substitution, ...]
+) -> Path:
+    """of_call: the sources in one of which each change is made."""
+    family, kernel = shipped
+    source = source_of(shipped)
+    copy = copy_sources(list(dict.fromkeys((source, *of_call))), folder, changes, STUBS / "ptx.cuh")
     includes = [f"-I{path}" for path in (copy, STUBS, SHARED_STUBS)]
     options = ["-std=c++17", *OF_KERNELS, "-Wno-maybe-uninitialized", "-Wno-unused-function", *includes]
     macros = [f"-D{name}={value}" for name, value in kernel.macros.items()]
-    named = [f'-DKERNEL_NAME="{kernel.name}"', f'-DKERNEL_SOURCE="{family.source}"', f"-DOF_{family.name.upper()}=1"]
+    named = [f'-DKERNEL_NAME="{kernel.name}"', f'-DKERNEL_SOURCE="{source.name}"', f"-DOF_{family.name.upper()}=1"]
+    named.append(f"-D{family.entry}={family.entry}_{kernel.name}")  # a library has several of some
     target = folder / f"{kernel.name}.o"
     return compile_with(COMPILER, EMULATED / "kernel.cpp", target, *FLAGS, *options, *macros, *named)
 
@@ -101,6 +114,7 @@ def build(folder: Path, kernel: families.Kernel, host: list[Path], changes: tupl
     is_decode = kernel.name.startswith("dec_")
     of_call = [FAMILY[name] for name in ("decode" if is_decode else "forward", "fold", "tiles")]
     shipped: list[Shipped] = [(of_call[0], kernel)]
+    sources = [family.folder / family.source for family in of_call]
     if kernel.part.startswith("packed"):
         shipped += [(FAMILY["tiles"], lister) for lister in FAMILY["tiles"].kernels]
     else:
@@ -111,6 +125,22 @@ def build(folder: Path, kernel: families.Kernel, host: list[Path], changes: tupl
         other = next(one for one in KERNELS if one.head_dim == kernel.head_dim)
         slow = replace(other, step_cycles=10**9, segment_tiles=kernel.segment_tiles)
         table = [*shipped, (FAMILY["forward"], slow)]
+    return link(folder, shipped, table, sources, host, changes)
+
+
+def build_gradients(folder: Path, head_dim: int, host: list[Path], changes: tuple[Substitution, ...] = ()) -> Emulator:
+    """A library of the kernels of gradients that serve this head_dim."""
+    folder.mkdir(exist_ok=True)
+    of_call = [FAMILY[name] for name in OF_GRADIENTS]
+    serves = ("bfloat16", head_dim)
+    shipped = [(family, one) for family in of_call for one in family.kernels if (one.dtype, one.head_dim) == serves]
+    return link(folder, shipped, shipped, list(map(source_of, shipped)), host, changes)
+
+
+def link(
+    folder: Path, shipped: list[Shipped], table: list[Shipped], of_call: list[Path], host: list[Path],
+    changes: tuple[Substitution, ...],
+) -> Emulator:  # fmt: skip
     kernels = [compile_kernel(one, of_call, folder, changes) for one in shipped]
     library = folder / "libemulated.so"
     result = run(*COMPILER, "-shared", *kernels, compile_table(table, folder), *host, "-o", library)
@@ -118,7 +148,7 @@ def build(folder: Path, kernel: families.Kernel, host: list[Path], changes: tupl
     return Emulator(ctypes.CDLL(str(library)))
 
 
-# ---- the C ABI, as far as the forward needs it (csrc/dhp_fa.h) -------------------------------------------------------
+# ---- the C ABI, as far as it is needed here (csrc/dhp_fa.h) ----------------------------------------------------------
 
 
 class CTensor(ctypes.Structure):
@@ -142,6 +172,13 @@ class CVarlen(ctypes.Structure):
         ("cu_seqlens_k", ctypes.c_void_p), ("seqused_k", ctypes.c_void_p), ("leftpad_k", ctypes.c_void_p),
         ("page_table", ctypes.c_void_p), ("page_table_width", ctypes.c_int64), ("max_seqlen_q", ctypes.c_int64),
         ("max_seqlen_k", ctypes.c_int64), ("is_bottom_right", ctypes.c_int), ("workspace", ctypes.c_void_p),
+    ]  # fmt: skip
+
+
+class CBackward(ctypes.Structure):
+    _fields_ = [
+        ("forward", CAttention), ("grad_out", CTensor), ("grad_lse", ctypes.c_void_p), ("dq", CTensor), ("dk", CTensor),
+        ("dv", CTensor), ("workspace", ctypes.c_void_p),
     ]  # fmt: skip
 
 
@@ -190,6 +227,27 @@ class Emulator:
         if status != 0:
             raise Violation(error.text.decode())
         return lse
+
+    def gradients(
+        self, grad_out: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, dq: Tensor | None,
+        dk: Tensor | None, dv: Tensor | None, is_causal: bool = False, causal_offset: int = 0,
+        grad_lse: Tensor | None = None,
+    ) -> None:  # fmt: skip
+        """Writes those of dq, dk and dv that there are; tensors as those of attention_backward, in bfloat16."""
+        forward = CAttention(
+            q=c_tensor(q), k=c_tensor(k), v=c_tensor(v), out=c_tensor(out), lse=lse.data_ptr(),
+            scale=q.shape[3] ** -0.5, is_causal=is_causal, causal_offset=causal_offset,
+        )  # fmt: skip
+        wanted = {name: c_tensor(t) for name, t in (("dq", dq), ("dk", dk), ("dv", dv)) if t is not None}
+        rows = None if grad_lse is None else grad_lse.data_ptr()
+        args = CBackward(forward=forward, grad_out=c_tensor(grad_out), grad_lse=rows, **wanted)
+        self.library.dhp_backward_workspace.restype = ctypes.c_size_t
+        workspace = poisoned(self.library.dhp_backward_workspace(ctypes.byref(args), 1))
+        args.workspace = aligned(workspace)
+        error = CError()
+        status = self.library.dhp_backward_cuda(ctypes.byref(args), 0, None, ctypes.byref(error))
+        if status != 0:
+            raise Violation(error.text.decode())
 
     def varlen(
         self, q: Tensor, k: Tensor, v: Tensor, out: Tensor, cu_seqlens_q: Tensor, max_seqlen_q: int, max_seqlen_k: int,

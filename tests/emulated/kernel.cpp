@@ -3,8 +3,10 @@
 
 #include KERNEL_SOURCE
 
+/* Never touched: addresses are numbers here. Of all kernels of a library. */
+__attribute__((weak)) char shared[1];
+
 #if OF_FORWARD
-char shared[1]; /* never touched: addresses are numbers here */
 
 static void of_arguments(void **arguments) {
   const CUtensorMap *const *const maps = reinterpret_cast<const CUtensorMap *const *>(arguments);
@@ -19,8 +21,6 @@ static void of_arguments(void **arguments) {
 #endif
 }
 #elif OF_DECODE
-char shared[1];
-
 static void of_arguments(void **arguments) {
   const CUtensorMap *const *const maps = reinterpret_cast<const CUtensorMap *const *>(arguments);
   dhp_attention_decode(*maps[0], *maps[1], *static_cast<const dhp_decode_params *>(arguments[2]));
@@ -30,6 +30,26 @@ static void of_arguments(void **arguments) { dhp_attention_fold(*static_cast<con
 #elif OF_TILES
 static void of_arguments(void **arguments) {
   dhp_attention_tiles(*static_cast<const dhp_tiles_params *>(arguments[0]));
+}
+#elif OF_BACKWARD
+static void of_arguments(void **arguments) {
+  const CUtensorMap *const *const maps = reinterpret_cast<const CUtensorMap *const *>(arguments);
+  dhp_attention_bwd(*maps[0], *maps[1], *maps[2], *maps[3], *maps[4],
+                    *static_cast<const dhp_bwd_params *>(arguments[5]));
+}
+#elif OF_BOUNDS
+float2 up_to[2 * ROWS]; /* of the one CTA that runs; the columns behind take less */
+
+static void of_arguments(void **arguments) {
+  dhp_attention_bounds(*static_cast<const dhp_bounds_params *>(arguments[0]));
+}
+#elif OF_DELTA
+static void of_arguments(void **arguments) {
+  dhp_attention_delta(*static_cast<const dhp_delta_params *>(arguments[0]));
+}
+#elif OF_DQ_OUT
+static void of_arguments(void **arguments) {
+  dhp_attention_dq_out(*static_cast<const dhp_dq_out_params *>(arguments[0]));
 }
 #endif
 

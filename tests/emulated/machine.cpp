@@ -29,6 +29,11 @@ struct Range {
 
 bool overlap(const Range &x, const Range &y) { return x.from < y.to && y.from < x.to; }
 
+struct Addition {
+  int32_t *to;
+  Range from;
+};
+
 /* What a thread waits for: that this number is no longer the one it was. */
 struct Thread {
   ucontext_t context; /* to begin with; then it goes on from `place`, which takes no system call */
@@ -41,6 +46,7 @@ struct Thread {
   long clusters_met, clusters_awaited;
   std::vector<Range> reads;          /* that may still be under way */
   std::vector<Range> writes, fenced; /* that TMA may not see yet: before a fence, and between that and a barrier */
+  std::vector<Addition> additions;
 };
 
 /* Threads that meet again and again; what they bring stays until the meeting after the next. */
@@ -148,10 +154,8 @@ uint32_t swizzled(uint32_t address, int row_bytes) {
   return address ^ (address >> 7 & (uint32_t)(row_bytes / 16 - 1)) << 4;
 }
 
-const int ELEMENT_BYTES = 2;
-
 /* Of a box, in shared memory: a row, and all. */
-int row_bytes_of(const TensorMap &map) { return map.box_columns * ELEMENT_BYTES; }
+int row_bytes_of(const TensorMap &map) { return map.box_columns * map.element_bytes; }
 int bytes_of(const TensorMap &map) { return map.box_rows * map.box_heads * row_bytes_of(map); }
 
 void deliver_load(Cta &to) {
@@ -167,15 +171,16 @@ void deliver_load(Cta &to) {
     for (int d = 1; d < 4; d++)
       inside &= at[d] >= 0 && at[d] < map.size[d];
     for (int c = 0; c < map.box_columns; c++) {
-      uint16_t bits = 0;
+      uint32_t bits = 0;
       if (inside && at[0] + c < map.size[0]) {
-        const char *from = map.data + (at[0] + c) * ELEMENT_BYTES;
+        const char *from = map.data + (at[0] + c) * map.element_bytes;
         for (int d = 1; d < 4; d++)
           from += at[d] * map.stride_bytes[d];
-        memcpy(&bits, from, sizeof bits);
+        memcpy(&bits, from, (size_t)map.element_bytes);
       }
-      const uint32_t place = swizzled(load.destination + (uint32_t)(i * row_bytes + c * ELEMENT_BYTES), row_bytes);
-      memcpy(&to.memory[place - SHARED_ADDRESS], &bits, sizeof bits);
+      const uint32_t place = load.destination + (uint32_t)(i * row_bytes + c * map.element_bytes);
+      const uint32_t there = map.is_swizzled ? swizzled(place, row_bytes) : place;
+      memcpy(&to.memory[there - SHARED_ADDRESS], &bits, (size_t)map.element_bytes);
     }
   }
   load.barrier->bytes -= (int64_t)rows * row_bytes;
@@ -215,6 +220,7 @@ bool deliver() {
 
 void thread_main() {
   code();
+  require(self().additions.empty(), "a thread ends before its sums have left");
   self().ended = true;
   if (--cta().threads_left == 0 && lost < 0)
     require(!is_awaiting(cta()), "something is under way to a CTA that has ended");
@@ -229,6 +235,7 @@ void set_up(Thread &thread) {
   thread.reads.clear();
   thread.writes.clear();
   thread.fenced.clear();
+  thread.additions.clear();
   getcontext(&thread.context);
   thread.context.uc_stack.ss_sp = thread.stack.get();
   thread.context.uc_stack.ss_size = STACK_BYTES;
@@ -338,6 +345,7 @@ const char *launch(const char *name, int64_t grid, int count, void **arguments) 
 
 int thread_index() { return current % of_cta; }
 int block_index() { return first_block + current / of_cta; }
+int block_size() { return of_cta; }
 int grid_size() { return blocks; }
 
 void require(bool holds, const char *what) {
@@ -369,7 +377,8 @@ const char *read_late(uint32_t address, int bytes) {
 
 void load_box(uint32_t destination, uint32_t barrier, const TensorMap &map, const int *corner) {
   const int row_bytes = row_bytes_of(map), bytes = bytes_of(map);
-  require(destination % (uint32_t)row_bytes == 0, "a box that begins within a row of shared memory");
+  const int boundary = map.is_swizzled ? row_bytes : 16;
+  require(destination % (uint32_t)boundary == 0, "a box that begins within a row of shared memory");
   shared(destination, bytes);
   const Range target = {destination, destination + (uint32_t)bytes};
   const int first = current / of_cta * of_cta;
@@ -390,6 +399,31 @@ void fence_async() {
   Thread &thread = self();
   thread.fenced.insert(thread.fenced.end(), thread.writes.begin(), thread.writes.end());
   thread.writes.clear();
+}
+
+void add_later(int32_t *to, uint32_t from, int bytes) {
+  const Range source = {from, from + (uint32_t)bytes};
+  shared(from, bytes);
+  const int first = current / WARP * WARP; /* what this warp wrote; of others a barrier would have to tell */
+  for (int i = first; i < first + WARP; i++)
+    for (const Range &write : threads[(size_t)i].writes)
+      require(!overlap(write, source), "a sum of what TMA may not see yet");
+  self().additions.push_back({to, source});
+}
+
+void await_additions() {
+  for (const Addition &one : self().additions) {
+    const int bytes = (int)(one.from.to - one.from.from);
+    const char *const from = shared(one.from.from, bytes);
+    for (int i = 0; i < bytes / 4; i++) {
+      uint32_t x, sum;
+      memcpy(&x, from + 4 * i, sizeof x);
+      memcpy(&sum, one.to + i, sizeof sum);
+      sum += x;
+      memcpy(one.to + i, &sum, sizeof sum);
+    }
+  }
+  self().additions.clear();
 }
 
 static void send(uint32_t destination, uint32_t barrier, int bytes, const void *from) {

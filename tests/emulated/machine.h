@@ -25,12 +25,13 @@ enum {
   SHARED_BYTES = 227 << 10
 };
 
-/* A tensor in global memory: sizes, strides and box from the innermost dimension on. Elements outside are zero. The
- * swizzle is as wide as a row of the box: 64 or 128 bytes. */
+/* A tensor in global memory: sizes, strides and box from the innermost dimension on. Elements outside are zero. If
+ * there is a swizzle, it is as wide as a row of the box: 64 or 128 bytes. */
 struct TensorMap {
   const char *data;
   int64_t size[4], stride_bytes[4];
-  int box_columns, box_rows, box_heads;
+  int box_columns, box_rows, box_heads, element_bytes;
+  bool is_swizzled;
 };
 
 /* A kernel that the library has, as a function of a launch's arguments; CTAs of a cluster. */
@@ -49,6 +50,7 @@ const char *launch(const char *name, int64_t grid, int threads, void **arguments
 
 int thread_index();
 int block_index();
+int block_size();
 int grid_size();
 
 void require(bool holds, const char *what); /* or the run ends with this sentence */
@@ -84,6 +86,9 @@ void load_box(uint32_t destination, uint32_t barrier, const TensorMap &map, cons
  * barrier. */
 void store_shared(uint32_t to, int bytes, const uint32_t *words);
 void fence_async();
+/* Adds integers of this CTA's shared memory to others, when this thread waits until that is done. */
+void add_later(int32_t *to, uint32_t from, int bytes);
+void await_additions();
 /* By all lanes: 4 bytes into a CTA of the cluster, which has the mbarrier, too. */
 void store_async(uint32_t destination, uint32_t barrier, int bytes, const uint32_t *words);
 /* The same of what lies in this CTA's shared memory. */
@@ -109,6 +114,9 @@ void multiply_eight_rows(float *d, const uint32_t *a, const uint32_t *b);
 /* `count` 8x8 matrices: lane 8 m + i has the address of row i of matrix m, lane l gets two columns of row l / 4 of
  * each, or, is_transposed, two rows of column l / 4. */
 void load_matrices(uint32_t *x, int count, uint32_t from, bool is_transposed);
+
+/* The other way, four of them, transposed: lane 8 m + i has the address of column i of matrix m. */
+void store_matrices_transposed(uint32_t to, const uint32_t *x);
 
 } // namespace emulated
 

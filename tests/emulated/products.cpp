@@ -104,4 +104,18 @@ void load_matrices(uint32_t *x, int count, uint32_t from, bool is_transposed) {
   }
 }
 
+void store_matrices_transposed(uint32_t to, const uint32_t *x) {
+  enum { MATRICES = 4, COLUMNS = 8 };
+  const int lane = thread_index() % WARP, column = lane % COLUMNS;
+  uint16_t of_column[GROUP_ROWS] = {};
+  for (int m = 0; m < MATRICES; m++) { /* lane l has two columns of row l / 4 */
+    const uint64_t *const all = exchange(x[m]);
+    for (int row = 0; row < GROUP_ROWS && lane / COLUMNS == m; row++)
+      of_column[row] = (uint16_t)(all[4 * row + column / 2] >> column % 2 * 16);
+  }
+  uint32_t words[GROUP_ROWS / 2];
+  memcpy(words, of_column, sizeof words);
+  store_shared(to, sizeof words, words);
+}
+
 } // namespace emulated

@@ -31,6 +31,8 @@ static dhp_status encode(dhp_tensor_map *map, const dhp_tensor *tensor, int64_t 
   described.box_columns = columns;
   described.box_rows = rows;
   described.box_heads = heads;
+  described.element_bytes = 2;
+  described.is_swizzled = true;
   static_assert(sizeof described <= sizeof *map, "a tensor map holds it");
   memcpy(map, &described, sizeof described);
   return DHP_OK;
@@ -46,6 +48,20 @@ dhp_status dhp_tensor_map_encode_strips(const dhp_session *, dhp_tensor_map *map
   return encode(map, tensor, length, 32, rows, 1);
 }
 
+dhp_status dhp_tensor_map_encode_floats(const dhp_session *, dhp_tensor_map *map, const float *data, int64_t rows,
+                                        int64_t columns, int box_columns, dhp_error *) {
+  emulated::TensorMap described = {};
+  described.data = reinterpret_cast<const char *>(data);
+  const int64_t size[] = {columns, rows, 1, 1}, strides[] = {4, 4 * columns, 0, 0};
+  memcpy(described.size, size, sizeof size);
+  memcpy(described.stride_bytes, strides, sizeof strides);
+  described.box_columns = box_columns;
+  described.box_rows = described.box_heads = 1;
+  described.element_bytes = 4;
+  memcpy(map, &described, sizeof described);
+  return DHP_OK;
+}
+
 void emulated_disturb(unsigned seed, int lost_load) { emulated::disturb(seed, lost_load); }
 
 dhp_status dhp_session_launch(const dhp_session *, const dhp_kernel_info *kernel, int64_t grid, void **arguments, int,
@@ -57,6 +73,10 @@ dhp_status dhp_session_launch(const dhp_session *, const dhp_kernel_info *kernel
 /* The CPU's kernels have no part in this. */
 static dhp_status no_cpu(dhp_error *error) { return dhp_fail(error, DHP_UNSUPPORTED, "q: not emulated on CPU"); }
 dhp_status dhp_cpu_forward(const dhp_attention *, const dhp_executor *, dhp_error *error) { return no_cpu(error); }
+dhp_status dhp_cpu_backward(const dhp_backward *, const dhp_executor *, dhp_error *error) { return no_cpu(error); }
+dhp_status dhp_cpu_sinks_backward(const dhp_sinks_backward *, const dhp_executor *, dhp_error *error) {
+  return no_cpu(error);
+}
 dhp_status dhp_cpu_varlen(const dhp_varlen *, const dhp_executor *, dhp_error *error) { return no_cpu(error); }
 dhp_status dhp_cpu_varlen_backward(const dhp_varlen_backward *, const dhp_executor *, dhp_error *error) {
   return no_cpu(error);

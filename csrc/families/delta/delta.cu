@@ -114,7 +114,7 @@ dhp_attention_delta(const __grid_constant__ dhp_delta_params p) {
     const int last = max(last_key_seen(row_here, p.causal_offset, p.seqlen_k), -1);
     const int common = max(last_key_seen(tile * ROWS, p.causal_offset, p.seqlen_k), -1);
     const float2 keys = bounds_up_to(&p, head_of_all / p.heads_per_key_head, max(common, 0), max(last, 0), lane);
-    const uint32_t unit = last >= 0 ? unit_of(norm_here, delta_here, lse_here, keys) : ONE_UNIT;
+    const uint32_t unit = last >= 0 ? unit_of(norm_here, delta_here, lse_here, keys) : (uint32_t)ONE_UNIT;
     store_byte(p.blocks > 0 && lane % LANES < TURNS && row_here < p.seqlen_q,
                p.units + (int64_t)head_of_all * p.seqlen_q + row_here, unit);
     clear_sums(&p, head_of_all, tile);

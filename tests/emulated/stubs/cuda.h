@@ -28,7 +28,20 @@ template <class T> static inline T __shfl_up_sync(unsigned, T x, int by) {
 }
 template <class T> static inline T __shfl_sync(unsigned, T x, int lane) { return of_lane(x, lane); }
 static inline void __syncwarp() { emulated::exchange(0); }
+static inline uint32_t __ballot_sync(unsigned, bool x) {
+  const uint64_t *const all = emulated::exchange(x);
+  uint32_t bits = 0;
+  for (int lane = 0; lane < emulated::WARP; lane++)
+    bits |= (uint32_t)all[lane] << lane;
+  return bits;
+}
 #define CTA_BARRIER 0
-#define __syncthreads() emulated::named_barrier(CTA_BARRIER, CTA_THREADS, true)
+#define __syncthreads() emulated::named_barrier(CTA_BARRIER, emulated::block_size(), true)
+
+/* One CTA runs at a time, where there is no cluster: what its threads share may lie anywhere. */
+#if OF_DQ_OUT
+#undef __shared__
+#define __shared__ static
+#endif
 
 #endif

@@ -30,6 +30,10 @@ static inline uint32_t mbarrier_wait_long(uint32_t barrier, uint32_t parity, uin
 static inline uint32_t mbarrier_wait_longer(uint32_t barrier, uint32_t parity, uint32_t zero) {
   return mbarrier_wait(barrier, parity, zero);
 }
+/* Once one has said that the phase has come, or that it never will, so do the others. */
+static inline uint32_t mbarrier_try(uint32_t barrier, uint32_t parity, uint32_t, uint32_t before) {
+  return before ? before : (uint32_t)emulated::mbarrier_await(barrier, parity);
+}
 static inline uint32_t mbarrier_wait_begin(uint32_t, uint32_t, uint32_t) { return 0; }
 static inline uint32_t mbarrier_wait_end(uint32_t barrier, uint32_t parity, uint32_t zero, uint32_t) {
   return mbarrier_wait(barrier, parity, zero);
@@ -62,6 +66,10 @@ static inline void tma_load(int go, uint32_t destination, const CUtensorMap *map
   if (emulated::elect() && go) emulated::load_box(destination, barrier, *map, corner);
 }
 
+static inline void tma_load_2d(int go, uint32_t destination, const CUtensorMap *map, uint32_t barrier, int x, int y) {
+  tma_load(go, destination, map, barrier, x, y, 0, 0);
+}
+
 #include "common_ptx.cuh"
 
 static inline void load_matrices(uint32_t *x, uint32_t from) { emulated::load_matrices(x, 4, from, false); }
@@ -91,7 +99,20 @@ static inline void store_shared_two(uint32_t to, uint32_t x, uint32_t y) {
   const uint32_t words[] = {x, y};
   emulated::store_shared(to, sizeof words, words);
 }
+static inline void store_shared_four(uint32_t to, const int32_t *x) {
+  uint32_t words[4];
+  memcpy(words, x, sizeof words);
+  emulated::store_shared(to, sizeof words, words);
+}
+static inline void store_matrices_transposed(uint32_t to, const uint32_t *x) {
+  emulated::store_matrices_transposed(to, x);
+}
 static inline void fence_async_shared() { emulated::fence_async(); }
+static inline void bulk_add(int go, void *to, uint32_t from, int bytes) {
+  if (emulated::elect() && go) emulated::add_later(static_cast<int32_t *>(to), from, bytes);
+}
+static inline void bulk_commit() {}
+static inline void bulk_wait_read() { emulated::await_additions(); }
 
 static inline void load_four(uint32_t *x, const void *from) { memcpy(x, from, 16); }
 static inline void load_two_if(int go, float2 *x, const float *from) {
@@ -116,6 +137,10 @@ static inline void store_two(int go, float *to, float x, float y) {
 static inline void store_one(int go, float *to, float x) {
   if (go) *to = x;
 }
+static inline void store_byte(int go, uint8_t *to, uint32_t x) {
+  if (go) *to = (uint8_t)x;
+}
+static inline void or_into(void *to, uint32_t bits) { *static_cast<uint32_t *>(to) |= bits; }
 static inline void store_four(int go, void *to, const uint32_t *x) {
   if (go) memcpy(to, x, 16);
 }
@@ -131,5 +156,16 @@ static inline uint32_t element_of(float x) {
   return isnan(x) ? 0x7fff : (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
 }
 static inline uint32_t pack_two(float low, float high) { return element_of(low) | element_of(high) << 16; }
+static inline void unpack_two(float *low, float *high, uint32_t pair) {
+  *low = __uint_as_float(pair << 16);
+  *high = __uint_as_float(pair & 0xffff0000u);
+}
+
+static inline float max_or_nan(float a, float b) { return isnan(a) || isnan(b) ? NAN : fmaxf(a, b); }
+static inline uint32_t larger_halves(uint32_t a, uint32_t b) {
+  const uint32_t low = 0xffff;
+  return ((a & low) > (b & low) ? a & low : b & low) | ((a & ~low) > (b & ~low) ? a & ~low : b & ~low);
+}
+static inline float dhp_ct_log2(float x) { return log2f(x < 0x1p-126f && x >= 0 ? 0 : x); }
 
 #endif

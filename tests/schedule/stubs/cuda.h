@@ -21,18 +21,13 @@ struct float4 {
 extern Index blockIdx, gridDim;
 #define threadIdx (Index{32u * (unsigned)sim::warp_index()})
 
-static inline int64_t min(int64_t a, int64_t b) { return a < b ? a : b; }
 template <class T> static inline T __shfl_xor_sync(unsigned, T x, int) {
   sim::meet_lanes();
   return x;
 }
 template <class T> static inline T __shfl_sync(unsigned, T x, int) { return x; }
-static inline uint32_t __funnelshift_r(uint32_t low, uint32_t high, unsigned by) {
-  return (uint32_t)(((uint64_t)high << 32 | low) >> by % 32);
-}
 static inline uint32_t __ballot_sync(unsigned, bool x) { return x ? ~0u : 0; }
 static inline void __syncwarp() { sim::sync_warp(); }
-static inline int __float2int_rn(float x) { return isnan(x) ? 0 : (int)rintf(x); }
 static inline void __syncthreads() { sim::named_barrier(0, 32 * sim::warp_count(), true); }
 
 #endif
