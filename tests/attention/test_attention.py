@@ -64,8 +64,9 @@ def test_start_shapes_against_sdpa(
     b, h, s, d = shape
     q, k, v = qkv(rng, Target(device, torch.float16), b, h, h, s, s, d)
     out, _ = attend(q, k, v, is_causal)
-    sdpa = F.scaled_dot_product_attention(q, k, v, is_causal=is_causal)
-    assert float((out.float() - sdpa.float()).abs().max()) < 2e-3
+    sdpa = F.scaled_dot_product_attention(q, k, v, is_causal=is_causal).float()
+    # First rows of a causal mask are nearly single values of v, and may be so large that one rounding is more.
+    assert ((out.float() - sdpa).abs() <= (2 * ROUNDOFF[out.dtype] * sdpa.abs()).clamp(min=2e-3)).all()
 
 
 @pytest.mark.parametrize("is_causal", [False, True], ids=["full", "causal"])

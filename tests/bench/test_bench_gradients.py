@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -127,8 +128,9 @@ def test_rows_are_judged_by_the_rounded_out_that_was_given() -> None:
 @pytest.mark.parametrize("direction", [BACKWARD, TRAINING], ids=lambda one: str(one.case.direction))
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_everybody_on_the_cpu_is_right_and_repeats(direction: Any, dtype: str) -> None:
+    """On inputs that are always the same: of so few rows, one that sees few keys may have most of the error."""
     case = direction.case(1, 4, 70, 32, True, dtype)
-    result = measure(case, direction.candidates("cpu")[0], QUICK)
+    result = measure(case, direction.candidates("cpu")[0], QUICK, generator=torch.Generator().manual_seed(3))
     assert [outcome.name for outcome in result.outcomes][:3] == ["ours", "flash", "math"]
     for outcome in result.outcomes:
         assert outcome.us and outcome.repeats_equal == case.repeats and set(outcome.errors or ()) == set(NAMES)
@@ -149,7 +151,7 @@ def test_what_a_candidate_refuses_is_a_reason() -> None:
 
 
 def test_repeats_that_differ_are_counted() -> None:
-    calls = iter(range(100))
+    calls = itertools.count()  # the faster the machine, the more of them
 
     def unsteady(*given: Any) -> Any:
         dq, dk, dv = peers.our_gradients(*given)

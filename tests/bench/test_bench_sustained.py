@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
+import threading
 import time
 from types import SimpleNamespace
 from typing import Any
@@ -21,10 +22,11 @@ from dhp_safe_fa.bench.results import Outcome, Result, load
 from dhp_safe_fa.bench.sustained import SustainedSettings, measure_sustained
 
 WATTS = 650.0
+ENOUGH = 10  # looks
 
 
 class Nvml:
-    """Of a GPU that takes WATTS, and whose clock falls by 10 MHz with each look."""
+    """Of a GPU that takes WATTS, and whose clock falls by 10 MHz with each look. seconds: the time, as told."""
 
     NVML_CLOCK_SM = 1
 
@@ -32,7 +34,8 @@ class Nvml:
         pass
 
     def __init__(self) -> None:
-        self.looks = 0
+        self.looks, self.seconds = 0, 0.0
+        self.enough = threading.Event()
         self.open = False
         self.uuid = ""
 
@@ -49,25 +52,30 @@ class Nvml:
     def nvmlDeviceGetClockInfo(self, handle: str, kind: int) -> int:
         assert (handle, kind) == ("handle", self.NVML_CLOCK_SM)
         self.looks += 1
+        if self.looks == ENOUGH:
+            self.enough.set()
         return 1800 - 10 * self.looks
 
     def nvmlDeviceGetTotalEnergyConsumption(self, handle: str) -> int:
-        return int(time.perf_counter() * WATTS * 1e3)
+        return int(self.seconds * WATTS * 1e3)
 
 
-def test_the_meter_looks_again_and_again() -> None:
+def test_the_meter_looks_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
     nvml = Nvml()
+    monkeypatch.setattr(meter, "time", SimpleNamespace(perf_counter=lambda: nvml.seconds))
     nvml.nvmlInit()
     with Meter(nvml, "GPU-1") as watching:
         for _ in range(2):
-            nvml.looks = 0
+            nvml.looks, started = 0, time.perf_counter()
+            nvml.enough.clear()
             watching.begin()
-            time.sleep(0.2)
+            nvml.seconds += 0.2
+            assert nvml.enough.wait(60), "it does not look again"
             reading = watching.end()
             looks = nvml.looks
-            assert 3 <= looks <= 0.2 / meter.PERIOD_S + 2
+            assert looks <= (time.perf_counter() - started) / meter.PERIOD_S + 2
             assert reading.clock_mhz == pytest.approx(1800 - 10 * (looks + 1) / 2)
-            assert reading.power_w == pytest.approx(WATTS, rel=0.05)
+            assert reading.power_w == pytest.approx(WATTS)
             time.sleep(3 * meter.PERIOD_S)
             assert nvml.looks == looks, "it goes on after its end"
     assert not nvml.open

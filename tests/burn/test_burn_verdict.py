@@ -28,11 +28,16 @@ def timed(previous: list[float], again: list[float] | None = None, case: str = "
     return Timed(case, [1.0] * 9, previous, again or [1.0] * 9, same_launch=False)
 
 
-@pytest.mark.parametrize("cases", [samples.CASES[:1], samples.CASES, MANY], ids=["1 shape", "3 shapes", "18 shapes"])
-def test_noise_alone_is_undecided(cases: tuple[str, ...], session_seed: int) -> None:
-    """Two equally fast builds, of which the loop does not know that they are the same."""
-    decisions = [judged(1.0, session_seed + i, cases).decision for i in range(RUNS)]
-    assert decisions == ["undecided"] * RUNS
+@pytest.mark.parametrize(
+    ("cases", "decided"),
+    [(samples.CASES[:1], 1), (samples.CASES, 0), (MANY, 0)],
+    ids=["1 shape", "3 shapes", "18 shapes"],
+)
+def test_noise_alone_is_undecided(cases: tuple[str, ...], decided: int, session_seed: int) -> None:
+    """Two equally fast builds, of which the loop does not know that they are the same. Of one shape alone, noise
+    decided two of 900,000 simulations, and one in 300 is what this test bears; of three shapes it decided none."""
+    decisions = Counter(judged(1.0, session_seed + i, cases).decision for i in range(RUNS))
+    assert decisions["undecided"] >= RUNS - decided, decisions
 
 
 @pytest.mark.parametrize("cases", [samples.CASES, MANY], ids=["3 shapes", "18 shapes"])
@@ -64,10 +69,10 @@ def test_interval() -> None:
 def test_interval_covers_the_median(session_seed: int) -> None:
     rng = random.Random(session_seed)
     covered = 0
-    for _ in range(2000):
+    for _ in range(5000):
         low, high = interval([rng.gauss(0, 1) for _ in range(9)])
         covered += low <= 0 <= high
-    assert covered / 2000 == pytest.approx(0.961, abs=0.02)  # five standard deviations
+    assert covered / 5000 == pytest.approx(0.9609, abs=0.0175)  # more than six standard deviations
 
 
 def test_ratio_on_known_numbers() -> None:

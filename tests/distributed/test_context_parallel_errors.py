@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from harness import same_bits
 from processes import Processes
+from torch.distributed.distributed_c10d import _set_pg_timeout
 from torch.distributed.tensor import DTensor, Shard, init_device_mesh
 
 import dhp_safe_fa
@@ -182,11 +183,13 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Processes]:
 
 
 def late(device: str) -> None:
-    dist.barrier()  # both have started: groups need that within their time-out, too
-    first, second = (ContextParallel(dist.new_group(timeout=datetime.timedelta(seconds=PATIENCE))) for _ in range(2))
+    groups = [dist.new_group() for _ in range(2)]
+    first, second = map(ContextParallel, groups)
     q = torch.ones(1, 1, 4, 16, device=device, requires_grad=True)
     outs = [parallel.attention(q, q, q) for parallel in (first, second)]
     assert same_bits(outs[0].detach(), dhp_safe_fa.attention(q, q, q).detach())
+    for group in groups:  # not before: on a loaded machine groups take long to begin
+        _set_pg_timeout(datetime.timedelta(seconds=PATIENCE), group)
     start = time.monotonic()
     if dist.get_rank() == 1:
         time.sleep(4 * PATIENCE)

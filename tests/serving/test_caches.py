@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from harness import needs_hopper, same_bits
-from small_models import GREEDY, MODELS, VOCABULARY, WINDOW, Seen, alone, build, options_of, prompts, recorded
+from small_models import GREEDY, MODELS, VOCABULARY, WINDOW, Seen, assert_as_alone, build, options_of, prompts, recorded
 from torch import Tensor
 from transformers import StaticCache
 from transformers.masking_utils import create_bidirectional_mask
@@ -61,7 +61,7 @@ def test_static_cache_of_mixed_lengths(name: str, rng: torch.Generator) -> None:
     ids = torch.tensor([[0] * (longest - len(text)) + text for text in texts])
     mask = torch.tensor([[0] * (longest - len(text)) + [1] * len(text) for text in texts])
     got = generate(model, ids, mask, cache_implementation="static").sequences[:, longest:]
-    assert got.tolist() == [alone(model, text) for text in texts]
+    assert_as_alone(model, texts, got.tolist())
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -99,7 +99,7 @@ def test_a_prompt_in_chunks(kind: str | None, rng: torch.Generator) -> None:
     for layer in {call.layer for call in seen}:
         q, k, v, out = whole(seen, layer)
         assert same_bits(out, dhp_safe_fa.attention(q, k, v, is_causal=True, scale=layer.scaling))
-    assert got.sequences[0, 150:].tolist() == alone(model, text)
+    assert_as_alone(model, [text], got.sequences[:, 150:].tolist())
 
 
 @pytest.mark.parametrize("kind", [None, "static"], ids=["dynamic", "static"])
@@ -118,7 +118,7 @@ def test_a_prompt_in_chunks_behind_a_window(name: str, kind: str | None, rng: to
             want = dhp_safe_fa.attention(q, k, v, causal_offset=offset, **options)
             assert same_bits(out, want)
     assert hidden > 10
-    assert got.sequences[0, 150:].tolist() == alone(model, text)
+    assert_as_alone(model, [text], got.sequences[:, 150:].tolist())
 
 
 def test_static_cache_without_a_causal_mask_is_refused(rng: torch.Generator) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from harness import needs_hopper, needs_kernels, same_bits
-from small_models import GREEDY, MODELS, SIZES, WINDOW, alone, build, options_of, prompts
+from small_models import GREEDY, MODELS, SIZES, WINDOW, assert_as_alone, build, options_of, prompts
 from torch import Tensor
 from torch._subclasses import FakeTensor, FakeTensorMode
 from transformers import AttentionInterface, CompileConfig, Gemma3Config, LlamaConfig, LlamaForCausalLM
@@ -111,7 +111,7 @@ def test_attention_is_that_of_each_request_alone(
     assert cut == (tokens_at_a_time == CUT)
     assert have_the_bits_they_have_alone(layers)
     if dtype == torch.float32:
-        assert [result.generated_tokens for result in results] == [alone(model, text) for text in texts]
+        assert_as_alone(model, texts, [result.generated_tokens for result in results])
 
 
 def without_window(*args: Any, **options: Any) -> Tensor:
@@ -228,7 +228,7 @@ def test_pages_that_requests_share(rng: torch.Generator, requests_of: Any) -> No
         results = generate_batch(model, texts, 128)
     computed = [request.whole()[0].shape[2] for request in next(iter(requests_of[0].values())).values()]
     assert max(computed) >= 64 + 11 and min(computed) < 64
-    assert [result.generated_tokens for result in results] == [alone(model, text) for text in texts]
+    assert_as_alone(model, texts, [result.generated_tokens for result in results])
 
 
 def test_compiled(rng: torch.Generator) -> None:
@@ -238,7 +238,7 @@ def test_compiled(rng: torch.Generator) -> None:
     config = CompileConfig(backend="aot_eager", mode=None, fullgraph=False, dynamic=True)
     with serving(model):
         results = generate_batch(model, texts, 64, warmup=False, varlen_compile_config=config)
-    assert [result.generated_tokens for result in results] == [alone(model, text) for text in texts]
+    assert_as_alone(model, texts, [result.generated_tokens for result in results])
 
 
 @pytest.fixture
@@ -254,7 +254,7 @@ def test_secure(rng: torch.Generator) -> None:
     model, texts = build("llama", rng), prompts(rng, 3, 50)
     with serving(model):
         results = generate_batch(model, texts)
-    assert [result.generated_tokens for result in results] == [alone(model, text) for text in texts]
+    assert_as_alone(model, texts, [result.generated_tokens for result in results])
     model.set_attn_implementation("sdpa")
     assert "policy('secure'): attn_mask" in generate_batch(model, texts)[0].error
 

@@ -12,7 +12,7 @@ from typing import Any
 import dhp_safe_fa
 
 LIMIT_MS = 50
-ATTEMPTS = 5
+ATTEMPTS = 20
 
 IMPORT = """
 import json, sys, time
