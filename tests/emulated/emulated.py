@@ -92,9 +92,7 @@ def source_of(shipped: Shipped) -> Path:
     return family.folder / (kernel.source or family.source)
 
 
-def compile_kernel(
-    shipped: Shipped, of_call: list[Path], folder: Path, changes: tuple[Substitution, ...]
-) -> Path:
+def compile_kernel(shipped: Shipped, of_call: list[Path], folder: Path, changes: tuple[Substitution, ...]) -> Path:
     """of_call: the sources in one of which each change is made."""
     family, kernel = shipped
     source = source_of(shipped)
@@ -209,6 +207,16 @@ class Emulator:
         """Of the launches to come: a seed of what is random, and which of a launch's loads never comes; -1: none."""
         self.library.emulated_disturb(seed, lost_load)
 
+    def _run(self, name: str, args: CAttention | CBackward | CVarlen) -> None:
+        """dhp_NAME_cuda, with the workspace that dhp_NAME_workspace asks for."""
+        bytes_needed, call = (getattr(self.library, f"dhp_{name}_{part}") for part in ("workspace", "cuda"))
+        bytes_needed.restype = ctypes.c_size_t
+        workspace = poisoned(bytes_needed(ctypes.byref(args), 1))
+        args.workspace = aligned(workspace)
+        error = CError()
+        if call(ctypes.byref(args), 0, None, ctypes.byref(error)) != 0:
+            raise Violation(error.text.decode())
+
     def attention(
         self, q: Tensor, k: Tensor, v: Tensor, out: Tensor, is_causal: bool = False, causal_offset: int = 0,
         scale: float | None = None,
@@ -219,13 +227,7 @@ class Emulator:
             q=c_tensor(q), k=c_tensor(k), v=c_tensor(v), out=c_tensor(out), lse=lse.data_ptr(),
             scale=q.shape[3] ** -0.5 if scale is None else scale, is_causal=is_causal, causal_offset=causal_offset,
         )  # fmt: skip
-        self.library.dhp_attention_workspace.restype = ctypes.c_size_t
-        workspace = poisoned(self.library.dhp_attention_workspace(ctypes.byref(call), 1))
-        call.workspace = aligned(workspace)
-        error = CError()
-        status = self.library.dhp_attention_cuda(ctypes.byref(call), 0, None, ctypes.byref(error))
-        if status != 0:
-            raise Violation(error.text.decode())
+        self._run("attention", call)
         return lse
 
     def gradients(
@@ -241,13 +243,7 @@ class Emulator:
         wanted = {name: c_tensor(t) for name, t in (("dq", dq), ("dk", dk), ("dv", dv)) if t is not None}
         rows = None if grad_lse is None else grad_lse.data_ptr()
         args = CBackward(forward=forward, grad_out=c_tensor(grad_out), grad_lse=rows, **wanted)
-        self.library.dhp_backward_workspace.restype = ctypes.c_size_t
-        workspace = poisoned(self.library.dhp_backward_workspace(ctypes.byref(args), 1))
-        args.workspace = aligned(workspace)
-        error = CError()
-        status = self.library.dhp_backward_cuda(ctypes.byref(args), 0, None, ctypes.byref(error))
-        if status != 0:
-            raise Violation(error.text.decode())
+        self._run("backward", args)
 
     def varlen(
         self, q: Tensor, k: Tensor, v: Tensor, out: Tensor, cu_seqlens_q: Tensor, max_seqlen_q: int, max_seqlen_k: int,
@@ -269,13 +265,7 @@ class Emulator:
             call, cu_seqlens_q.numel() - 1, cu_seqlens_q.data_ptr(), *numbers,
             0 if page_table is None else page_table.shape[1], max_seqlen_q, max_seqlen_k, is_bottom_right,
         )  # fmt: skip
-        self.library.dhp_varlen_workspace.restype = ctypes.c_size_t
-        workspace = poisoned(self.library.dhp_varlen_workspace(ctypes.byref(args), 1))
-        args.workspace = aligned(workspace)
-        error = CError()
-        status = self.library.dhp_varlen_cuda(ctypes.byref(args), 0, None, ctypes.byref(error))
-        if status != 0:
-            raise Violation(error.text.decode())
+        self._run("varlen", args)
         return lse
 
 

@@ -25,8 +25,7 @@ Emulators = Callable[[families.Kernel], Emulator]  # of conftest.py
 
 # bfloat16 of out and of the probabilities; float32 sums of lse.
 OUT_ERROR, LSE_ERROR = 4e-3, 1e-5
-# Below this many elements the norm of the error is one draw of the rounding, not its mean.
-ELEMENTS_FOR_NORM = 64
+FEW_ELEMENTS = 64  # of fewer the norm of the error is one draw of the rounding
 
 
 class Call(NamedTuple):
@@ -109,8 +108,8 @@ def compute(emulator: Emulator, call: Call, seed: int) -> tuple[Tensor, Tensor]:
         assert (lse[seen].double() - want_lse[seen]).abs().max() <= LSE_ERROR * want_lse[seen].abs().clamp(min=1).max()
         error, usual = (result[seen].double() - want[seen]).norm(dim=1), usual_norm(call, q, k, v, want_lse)[seen]
         assert (error <= 4 * OUT_ERROR * usual).all()
-        is_single = result[seen].numel() < ELEMENTS_FOR_NORM
-        assert error.norm() <= (2 if is_single else 1) * OUT_ERROR * usual.norm()
+        are_few = result[seen].numel() < FEW_ELEMENTS
+        assert error.norm() <= (2 if are_few else 1) * OUT_ERROR * usual.norm()
     return result, lse
 
 

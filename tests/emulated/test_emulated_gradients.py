@@ -14,7 +14,8 @@ from compiling import Substitution, needs_c, needs_compiler
 from emulated import FAMILY, Emulator, Violation, build_gradients
 from harness import Gradients, same_bits
 from reference import assert_gradients_match, reference, reference_gradients
-from test_emulated_forward import rows_apart
+from test_emulated_forward import Call, rows_apart
+from test_emulated_forward import inputs as inputs_of_forward
 from torch import Tensor
 
 pytestmark = [needs_compiler, needs_c]
@@ -26,23 +27,8 @@ ONE_PASS = [kernel.head_dim for kernel in FAMILY["dq_out"].kernels if kernel.dty
 NAMES = Gradients._fields
 
 
-class Call(NamedTuple):
-    """B, Hq, Hk, Sq, Sk, D, and the mask; whether lse has a gradient; how rows lie, as in test_emulated_forward.py."""
-
-    batch: int
-    heads: int
-    key_heads: int
-    seqlen_q: int
-    seqlen_k: int
-    head_dim: int
-    is_causal: bool = False
-    causal_offset: int = 0
-    of_lse: bool = False
-    gap: int = 0
-
-    @property
-    def options(self) -> dict[str, int]:
-        return {"is_causal": self.is_causal, "causal_offset": self.causal_offset}
+def options_of(call: Call) -> dict[str, int]:
+    return {"is_causal": call.is_causal, "causal_offset": call.causal_offset}
 
 
 def calls_for(head_dim: int, random: Random) -> list[Call]:
@@ -50,20 +36,19 @@ def calls_for(head_dim: int, random: Random) -> list[Call]:
     d = head_dim
     chosen = [
         Call(1, 1, 1, 1, 1, d),
-        Call(1, 2, 1, 129, 257, d, of_lse=True),
+        Call(1, 2, 1, 129, 257, d),
         Call(2, 4, 2, 64, 128, d, True, 64),
         Call(1, 2, 2, 140, 150, d - 8, True, gap=8),
-        Call(1, 1, 1, 200, 130, d, True, -90, of_lse=True, gap=16),
+        Call(1, 1, 1, 200, 130, d, True, -90, gap=16),
         Call(1, 1, 1, 30, 300, d, True, 20),  # two tiles of keys are seen by no query
         Call(1, 1, 1, 70, 60, d, True, -70),
-        Call(2, 3, 1, 3, 5, 8, of_lse=True),
+        Call(2, 3, 1, 3, 5, 8),
     ]
     for _ in range(3):
         key_heads, group, sq, sk = random.choice([1, 2]), random.choice([1, 3]), *(random.randint(1, 300) for _ in "qk")
         is_causal = random.random() < 0.7
         offset = random.choice([0, sk - sq, random.randint(-sq, sk)]) if is_causal else 0
-        columns = 8 * random.randint(1, d // 8)
-        chosen.append(Call(1, key_heads * group, key_heads, sq, sk, columns, is_causal, offset, random.random() < 0.5))
+        chosen.append(Call(1, key_heads * group, key_heads, sq, sk, 8 * random.randint(1, d // 8), is_causal, offset))
     return chosen
 
 
@@ -75,24 +60,24 @@ class Inputs(NamedTuple):
     grad_lse: Tensor | None
 
 
-def inputs(call: Call, seed: int) -> Inputs:
-    rng = torch.Generator().manual_seed(seed)
-    b, hq, hk, sq, sk, d = call[:6]
-    shapes = ((b, hq, sq, d), (b, hk, sk, d), (b, hk, sk, d), (b, hq, sq, d))
-    tensors = (rows_apart(torch.randn(shape, generator=rng).bfloat16(), call.gap) for shape in shapes)
-    return Inputs(*tensors, torch.randn(b, hq, sq, generator=rng) if call.of_lse else None)
+def inputs(call: Call, seed: int, of_lse: bool = False) -> Inputs:
+    """of_lse: whether lse has a gradient."""
+    q, k, v = inputs_of_forward(call, seed)
+    rng = torch.Generator().manual_seed(seed + 1)  # other numbers than q's
+    grad_out = rows_apart(torch.randn(q.shape, generator=rng).bfloat16(), call.gap)
+    return Inputs(q, k, v, grad_out, torch.randn(q.shape[:3], generator=rng) if of_lse else None)
 
 
 def compute(emulator: Emulator, call: Call, given: Inputs, needed: str = "qkv") -> Gradients:
     """Those that are needed; the others are NaN. Nothing beside their rows is written."""
     q, k, v, grad_out, grad_lse = given
-    right = reference(q, k, v, call.is_causal, causal_offset=call.causal_offset)
+    right = reference(q, k, v, **options_of(call))
     around = [torch.full((*t.shape[:2], t.shape[2] + 2, t.shape[3] + call.gap), 7.0).bfloat16() for t in given[:3]]
     places = [a[:, :, 1:-1, : q.shape[3]] for a in around]
     is_needed = [name[1] in needed for name in NAMES]
     wanted = [place if need else None for need, place in zip(is_needed, places, strict=True)]
     out, lse = right.out.bfloat16(), right.lse.float()
-    emulator.gradients(grad_out, q, k, v, out, lse, *wanted, **call.options, grad_lse=grad_lse)
+    emulator.gradients(grad_out, q, k, v, out, lse, *wanted, **options_of(call), grad_lse=grad_lse)
     found = Gradients(*(p.clone() if need else p * math.nan for need, p in zip(is_needed, places, strict=True)))
     for place in places:
         place.fill_(7)
@@ -101,7 +86,7 @@ def compute(emulator: Emulator, call: Call, given: Inputs, needed: str = "qkv") 
 
 
 def assert_right(found: Gradients, call: Call, given: Inputs) -> None:
-    assert_gradients_match(found, reference_gradients(*given, **call.options))
+    assert_gradients_match(found, reference_gradients(*given, **options_of(call)))
 
 
 @pytest.fixture(scope="module", params=HEAD_DIMS)
@@ -115,15 +100,15 @@ def test_every_shape_is_what_float64_says(chosen: tuple[int, Emulator], session_
     for nth, call in enumerate(calls_for(head_dim, Random(session_seed))):
         print(call)
         emulator.disturb(session_seed + nth)
-        given = inputs(call, session_seed + nth)
+        given = inputs(call, session_seed + nth, of_lse=nth % 2 == 1)
         assert_right(compute(emulator, call, given), call, given)
 
 
 def test_what_is_needed_changes_no_bit(chosen: tuple[int, Emulator], session_seed: int) -> None:
     """Also where it takes other kernels, and another order of threads and loads."""
     head_dim, emulator = chosen
-    call = Call(1, 4, 2, 150, 260, head_dim, True, 110, of_lse=True)
-    given = inputs(call, session_seed)
+    call = Call(1, 4, 2, 150, 260, head_dim, True, 110)
+    given = inputs(call, session_seed, of_lse=True)
     whole = compute(emulator, call, given)
     for nth, needed in enumerate(("qkv", "q", "k", "v", "kv", "qk")):
         emulator.disturb(session_seed + nth + 1)
@@ -222,7 +207,7 @@ MISTAKES: dict[str, tuple[int, Substitution]] = {
 def exercise(emulator: Emulator, head_dim: int) -> None:
     """What finds every mistake: all shapes, a column of k that is not finite, and keys of very different size."""
     for nth, call in enumerate(calls_for(head_dim, Random(0))):
-        given = inputs(call, nth)
+        given = inputs(call, nth, of_lse=nth % 2 == 1)
         assert_right(compute(emulator, call, given), call, given)
     call = Call(1, 1, 1, 140, 300, head_dim)
     given = inputs(call, 0)

@@ -30,7 +30,7 @@ static inline uint32_t mbarrier_wait_long(uint32_t barrier, uint32_t parity, uin
 static inline uint32_t mbarrier_wait_longer(uint32_t barrier, uint32_t parity, uint32_t zero) {
   return mbarrier_wait(barrier, parity, zero);
 }
-/* Once one has said that the phase has come, or that it never will, so do the others. */
+/* Once one has said that the phase has come, so do the others. */
 static inline uint32_t mbarrier_try(uint32_t barrier, uint32_t parity, uint32_t, uint32_t before) {
   return before ? before : (uint32_t)emulated::mbarrier_await(barrier, parity);
 }
@@ -166,6 +166,7 @@ static inline uint32_t larger_halves(uint32_t a, uint32_t b) {
   const uint32_t low = 0xffff;
   return ((a & low) > (b & low) ? a & low : b & low) | ((a & ~low) > (b & ~low) ? a & ~low : b & ~low);
 }
+/* ct.h has it for the device alone. */
 static inline float dhp_ct_log2(float x) { return log2f(x < 0x1p-126f && x >= 0 ? 0 : x); }
 
 #endif
