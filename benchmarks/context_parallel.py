@@ -10,6 +10,7 @@ named. Needs as many Hopper GPUs as processes.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import statistics
@@ -33,6 +34,7 @@ from dhp_safe_fa.integrations.context_parallel import ContextParallel
 BITS = [(2, 8, 2, 3001, 64), (2, 8, 2, 3001, 128), (1, 16, 16, 4096, 64), (1, 16, 16, 4096, 128)]
 SPEED = (1, 32, 65536, 128)  # B, H, S, D
 HEADS_AT_ONCE = (None, 8)
+MULTIPLE = 128  # of rows, where chunks begin: gradients take five products
 ROUNDS = 5
 SEED = 41
 NAMES = ("out", "lse", "dq", "dk", "dv")
@@ -54,9 +56,11 @@ def everything(attend: Callable[..., tuple[Tensor, Tensor]], inputs: list[Tensor
     return [out.detach(), lse.detach(), *torch.autograd.grad(out, leaves, grad_out)]
 
 
-def compare(parallel: ContextParallel, repeats: int) -> Iterator[dict[str, Any]]:
-    """How often every rank had the bits of one GPU in each result."""
-    for b, hq, hk, s, d in BITS:
+def compare(mesh: DeviceMesh, repeats: int) -> Iterator[dict[str, Any]]:
+    """How often every rank had the bits of one GPU in each result; cut anywhere, and so that gradients take five
+    products and travel while others are computed."""
+    for (b, hq, hk, s, d), (multiple, heads) in itertools.product(BITS, ((1, None), (MULTIPLE, 1))):
+        parallel = ContextParallel(mesh, balanced=True, multiple=multiple, heads_at_once=heads)
         for is_causal in (False, True):
             whole = draw((b, hq, s, d), (b, hk, s, d), (b, hk, s, d), (b, hq, s, d))
             wanted = [parallel.shard(t, dim=2) for t in everything(dhp_safe_fa.attention_lse, whole, is_causal)]
@@ -68,7 +72,8 @@ def compare(parallel: ContextParallel, repeats: int) -> Iterator[dict[str, Any]]
                 equal += torch.tensor(same, device="cuda")
             dist.all_reduce(equal, dist.ReduceOp.MIN)
             counts = dict(zip(NAMES, map(int, equal.tolist()), strict=True))
-            yield {"case": [b, hq, hk, s, d], "is_causal": is_causal, "repeats": repeats, "equal": counts}
+            case = {"case": [b, hq, hk, s, d], "multiple": multiple, "heads_at_once": heads, "is_causal": is_causal}
+            yield {**case, "repeats": repeats, "equal": counts}
 
 
 def milliseconds(call: Callable[[], object]) -> float:
@@ -120,7 +125,7 @@ def times(mesh: DeviceMesh) -> Iterator[dict[str, Any]]:
     whole = draw(*shapes)
     yield {"who": "one GPU", **measure(lambda q, k, v: dhp_safe_fa.attention(q, k, v, is_causal=True), whole)}
     for heads in HEADS_AT_ONCE:
-        parallel = ContextParallel(mesh, balanced=True, heads_at_once=heads)
+        parallel = ContextParallel(mesh, balanced=True, multiple=MULTIPLE, heads_at_once=heads)
         mine = [parallel.shard(tensor, dim=2).contiguous() for tensor in whole]
         label = f"heads_at_once={heads}"
         yield {"who": label, **measure(lambda q, k, v, p=parallel: p.attention(q, k, v, is_causal=True), mine)}
@@ -154,7 +159,7 @@ def main() -> None:
         "times": [],
     }
     for key, lines in (
-        ("bits", compare(ContextParallel(mesh, balanced=True), arguments.repeats)),
+        ("bits", compare(mesh, arguments.repeats)),
         ("times", iter(()) if arguments.no_speed else times(mesh)),
     ):
         for line in lines:

@@ -28,22 +28,25 @@ DTYPES = {
 # ---- placement ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("multiple", [1, 4])
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4])
 @pytest.mark.parametrize("length", [0, 1, 5, 16, 97])
-def test_placement(ranks: int, length: int) -> None:
+def test_placement(ranks: int, length: int, multiple: int) -> None:
     """Every row once; two chunks a rank as documented, and what is found again from lengths alone."""
     for balanced in (False, True):
-        parts = torch.arange(length).tensor_split((2 if balanced else 1) * ranks)
-        cut = chunks(length, ranks, balanced)
+        together = torch.arange(length).split(multiple) if length else ()
+        split = torch.arange(len(together)).tensor_split((2 if balanced else 1) * ranks)
+        parts = [torch.cat([together[i] for i in part]) for part in split if len(part)]
+        cut = chunks(length, ranks, balanced, multiple)
         assert [(c.start, c.stop) for c in cut if c.stop > c.start] == [
-            (int(part[0]), int(part[-1]) + 1) for part in parts if len(part)
+            (int(part[0]), int(part[-1]) + 1) for part in parts
         ]
         for rank in range(ranks):
             places = [rank, 2 * ranks - 1 - rank] if balanced else [rank]
             assert [i for i, c in enumerate(cut) if c.rank == rank] == places
             assert [cut[i].first for i in places] == [0, cut[rank].stop - cut[rank].start][: len(places)]
         lengths = [sum(c.stop - c.start for c in cut if c.rank == rank) for rank in range(ranks)]
-        assert chunks_held(lengths, balanced) == cut
+        assert chunks_held(lengths, balanced, multiple) == cut
 
 
 def test_lengths_that_are_not_balanced() -> None:

@@ -64,6 +64,7 @@ LISTED = [kernel for kernel in OF_FORWARD if kernel.part == "packed out"]
 FORMED = [kernel for kernel in OF_FORWARD if kernel.part.startswith("packed out ")]  # soft caps, sinks
 DECODE = [kernel for kernel in FAMILY["decode"].kernels if kernel.dtype == "bfloat16"]
 OF_GRADIENTS = ("bounds", "delta", "backward", "dq_out")
+ONE_PASS = [kernel.head_dim for kernel in FAMILY["dq_out"].kernels if kernel.dtype == "bfloat16"]
 
 
 def compile_host(folder: Path) -> list[Path]:
@@ -233,12 +234,12 @@ class Emulator:
     def gradients(
         self, grad_out: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, dq: Tensor | None,
         dk: Tensor | None, dv: Tensor | None, is_causal: bool = False, causal_offset: int = 0,
-        grad_lse: Tensor | None = None,
+        grad_lse: Tensor | None = None, scale: float | None = None,
     ) -> None:  # fmt: skip
         """Writes those of dq, dk and dv that there are; tensors as those of attention_backward, in bfloat16."""
         forward = CAttention(
             q=c_tensor(q), k=c_tensor(k), v=c_tensor(v), out=c_tensor(out), lse=lse.data_ptr(),
-            scale=q.shape[3] ** -0.5, is_causal=is_causal, causal_offset=causal_offset,
+            scale=q.shape[3] ** -0.5 if scale is None else scale, is_causal=is_causal, causal_offset=causal_offset,
         )  # fmt: skip
         wanted = {name: c_tensor(t) for name, t in (("dq", dq), ("dk", dk), ("dv", dv)) if t is not None}
         rows = None if grad_lse is None else grad_lse.data_ptr()

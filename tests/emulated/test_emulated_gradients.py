@@ -11,7 +11,7 @@ from typing import NamedTuple
 import pytest
 import torch
 from compiling import Substitution, needs_c, needs_compiler
-from emulated import FAMILY, Emulator, Violation, build_gradients
+from emulated import FAMILY, ONE_PASS, Emulator, Violation, build_gradients
 from harness import Gradients, same_bits
 from reference import assert_gradients_match, reference, reference_gradients
 from test_emulated_forward import Call, rows_apart
@@ -23,7 +23,6 @@ pytestmark = [needs_compiler, needs_c]
 Emulators = Callable[[int], Emulator]  # of conftest.py
 
 HEAD_DIMS = sorted({kernel.head_dim for kernel in FAMILY["backward"].kernels})
-ONE_PASS = [kernel.head_dim for kernel in FAMILY["dq_out"].kernels if kernel.dtype == "bfloat16"]
 NAMES = Gradients._fields
 
 

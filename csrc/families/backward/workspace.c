@@ -1,10 +1,12 @@
 /* workspace.c - see workspace.h. */
 #include "workspace.h"
 
+#include "../../error.h"
 #include "../../kernels/kernel_table.h"
 #include "../bounds/launch.h"
 #include "../delta/launch.h"
 #include "../dq_out/launch.h"
+#include "part.h"
 
 /* The kernels of this family. */
 extern const dhp_family dhp_family_backward;
@@ -39,4 +41,21 @@ dhp_backward_places dhp_backward_places_of(const dhp_backward *args) {
   p.bounds = place(args, &p.bytes, key_tiles * bounds->rows * 2 * word);
   p.columns = place(args, &p.bytes, key_tiles * (bounds->head_dim / 32) * word);
   return p;
+}
+
+dhp_status dhp_backward_offsets_of(const dhp_backward *args, dhp_backward_offsets *offsets, dhp_error *error) {
+  if (!args->workspace) return dhp_fail(error, DHP_INVALID_ARGUMENT, "workspace: NULL; its places are asked for");
+  if (!dhp_backward_is_one_pass(args))
+    return dhp_fail(error, DHP_UNSUPPORTED, "q: no kernel of this build computes its gradients in one pass");
+  const dhp_backward_places places = dhp_backward_places_of(args);
+  const char *const workspace = args->workspace;
+  *offsets = (dhp_backward_offsets){
+      .statistics = (const char *)places.statistics - workspace,
+      .failed = (const char *)places.failed - workspace,
+      .sums = (const char *)places.sums - workspace,
+      .units = (const char *)places.units - workspace,
+      .bounds = (const char *)places.bounds - workspace,
+      .columns = (const char *)places.columns - workspace,
+  };
+  return DHP_OK;
 }

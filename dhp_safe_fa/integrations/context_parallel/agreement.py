@@ -15,7 +15,7 @@ from typing import NamedTuple, NoReturn
 import torch
 import torch.distributed as dist
 
-# What a row has room for: the widest call sends twenty-three numbers.
+# What a row has room for: the widest call sends twenty-four numbers.
 WORDS = 24
 # The first numbers of a row.
 CALLS = ("attention", "attention_lse", "attention_varlen", "attention_varlen_lse", "unshard", "backward")

@@ -1,7 +1,8 @@
 """Attention of local queries over everybody's keys, and its derivative.
 
-No sum crosses a call of the operators: a query row is computed by its rank over all keys of its sequence, a key's
-gradients by the key's rank over all queries. So every row has the bits that it has in one process (contracts C5, C10).
+No sum of floats crosses a call of the operators: a query row is computed by its rank over all keys of its sequence, a
+key's gradients by the key's rank over all queries. So every row has the bits that it has in one process (contracts C5,
+C10). Where it can be, dq is added up over the ranks in integers (shares.py).
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from dhp_safe_fa._operator.fake import row_dtype
 from dhp_safe_fa._operator.gradients import refuse_double_backward
 from dhp_safe_fa._operator.schema import BACKWARD
 from dhp_safe_fa._ops import attention_lse
+from dhp_safe_fa.integrations.context_parallel import shares
 from dhp_safe_fa.integrations.context_parallel.agreement import Fact, agree
 from dhp_safe_fa.integrations.context_parallel.arriving import Arriving, one_ahead
 from dhp_safe_fa.integrations.context_parallel.placement import Chunk, Together, held
@@ -190,6 +192,9 @@ class DhpAttentionOverRanksGradients(torch.autograd.Function):
         k, v, *rest = batched((k, v, *of_queries), call.is_packed)
         of_queries = tuple(rest)
         q = of_queries[0]
+        if dq is not None and (dk is not None or dv is not None) and shares.are_possible(call, q):
+            shares.gradients(call, dq, dk, dv, k, v, of_queries)
+            return results
         starts, steps = [], []
         for heads, keys in call.heads(q, k):
             if dq is not None:

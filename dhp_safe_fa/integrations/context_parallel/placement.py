@@ -25,14 +25,16 @@ class Chunk(NamedTuple):
         return slice(self.first, self.first + self.stop - self.start)
 
 
-def chunks(length: int, ranks: int, balanced: bool) -> list[Chunk]:
-    """A sequence of this length, in order; chunks are as torch.tensor_split makes them, the first ones a row longer."""
+def chunks(length: int, ranks: int, balanced: bool, multiple: int = 1) -> list[Chunk]:
+    """A sequence of this length, in order; chunks are as torch.tensor_split makes them of so many rows at a time, the
+    first ones longer, and the last one of all as long as what is left."""
     count = 2 * ranks if balanced else ranks
-    size, longer = divmod(length, count)
-    return _in_order([size + (i < longer) for i in range(count)], ranks)
+    size, longer = divmod(-(-length // multiple), count)
+    ends = [min(multiple * (size * (i + 1) + min(i + 1, longer)), length) for i in range(count)]
+    return _in_order([end - begin for begin, end in pairwise((0, *ends))], ranks)
 
 
-def chunks_held(lengths: Sequence[int], balanced: bool) -> list[Chunk]:
+def chunks_held(lengths: Sequence[int], balanced: bool, multiple: int = 1) -> list[Chunk]:
     """What ranks hold that have so many rows each.
 
     Raises:
@@ -40,7 +42,7 @@ def chunks_held(lengths: Sequence[int], balanced: bool) -> list[Chunk]:
     """
     if not balanced:
         return _in_order(lengths, len(lengths))
-    found = chunks(sum(lengths), len(lengths), balanced)
+    found = chunks(sum(lengths), len(lengths), balanced, multiple)
     expected = [sum(c.stop - c.start for c in found if c.rank == rank) for rank in range(len(lengths))]
     if list(lengths) != expected:
         raise ValueError(
