@@ -57,23 +57,25 @@ def everything(attend: Callable[..., tuple[Tensor, Tensor]], inputs: list[Tensor
 
 
 def compare(mesh: DeviceMesh, repeats: int) -> Iterator[dict[str, Any]]:
-    """How often every rank had the bits of one GPU in each result; cut anywhere, and so that gradients take five
-    products and travel while others are computed."""
+    """How often every rank had the bits of one GPU in each result, and how often a rank had NaN; cut anywhere, and so
+    that gradients take five products and travel while others are computed."""
     for (b, hq, hk, s, d), (multiple, heads) in itertools.product(BITS, ((1, None), (MULTIPLE, 1))):
         parallel = ContextParallel(mesh, balanced=True, multiple=multiple, heads_at_once=heads)
         for is_causal in (False, True):
             whole = draw((b, hq, s, d), (b, hk, s, d), (b, hk, s, d), (b, hq, s, d))
             wanted = [parallel.shard(t, dim=2) for t in everything(dhp_safe_fa.attention_lse, whole, is_causal)]
             mine = [parallel.shard(tensor, dim=2).contiguous() for tensor in whole]
-            equal = torch.zeros(len(NAMES), device="cuda")
+            equal, nan = torch.zeros(2, len(NAMES), device="cuda")
             for _ in range(repeats):
                 found = everything(parallel.attention_lse, mine, is_causal)
                 same = [torch.equal(one, other) for one, other in zip(found, wanted, strict=True)]
                 equal += torch.tensor(same, device="cuda")
+                nan += torch.stack([one.isnan().any() for one in found])
             dist.all_reduce(equal, dist.ReduceOp.MIN)
-            counts = dict(zip(NAMES, map(int, equal.tolist()), strict=True))
+            dist.all_reduce(nan, dist.ReduceOp.MAX)
+            counts, nans = (dict(zip(NAMES, map(int, of.tolist()), strict=True)) for of in (equal, nan))
             case = {"case": [b, hq, hk, s, d], "multiple": multiple, "heads_at_once": heads, "is_causal": is_causal}
-            yield {**case, "repeats": repeats, "equal": counts}
+            yield {**case, "repeats": repeats, "equal": counts, "nan": nans}
 
 
 def milliseconds(call: Callable[[], object]) -> float:

@@ -15,8 +15,8 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
 import dhp_safe_fa
-from dhp_safe_fa.integrations.context_parallel import ContextParallel, attention
-from dhp_safe_fa.integrations.context_parallel.arriving import Arriving, one_ahead
+from dhp_safe_fa.integrations.context_parallel import ContextParallel, arriving, mapped
+from dhp_safe_fa.integrations.context_parallel.arriving import one_ahead
 from dhp_safe_fa.integrations.context_parallel.placement import chunks, chunks_held
 
 DTYPES = {
@@ -255,15 +255,21 @@ def what_is_held(device: str) -> None:
         while sum(not each.expired() for each in started) > bound:
             assert time.monotonic() < deadline, f"more than {bound} whole tensors are held"
 
-    class Counted(Arriving):
-        def __init__(self, *arguments: Any) -> None:
-            super().__init__(*arguments)
-            assert self._whole.shape[2] == 1, "one key head, which one query head reads"
-            started.append(StorageWeakRef(self._whole.untyped_storage()))
-            assert_held(bound)
+    def counted(kind: type[Any]) -> type[Any]:
+        class Counted(kind):  # type: ignore[misc]
+            def __init__(self, *arguments: Any) -> None:
+                super().__init__(*arguments)
+                # [rows, B, heads, ...] or, of several tensors, [rows, tensors, B, heads, ...]
+                wholes = [self._whole.unsqueeze(1)] if hasattr(self, "_whole") else self._wholes
+                assert all(whole.shape[3] == 1 for whole in wholes), "one key head, which one query head reads"
+                started.extend(StorageWeakRef(w.untyped_storage()) for w in wholes for _ in range(w.shape[1]))
+                assert_held(bound)
+
+        return Counted
 
     q, k, v = (t.requires_grad_() for t in qkv(torch.Generator(), Target(device, torch.float16), 1, 5, 5, 9, 9, 16))
-    before, attention.Arriving = attention.Arriving, Counted
+    before = arriving.Broadcast, mapped.Read
+    arriving.Broadcast, mapped.Read = map(counted, before)  # type: ignore[misc]
     try:
         out, lse = ContextParallel(heads_at_once=1).attention_lse(q, k, v)
         assert len(started) == 5 * 2
@@ -272,7 +278,7 @@ def what_is_held(device: str) -> None:
         assert len(started) == 5 * 2 + 5 * 7
         assert_held(0)
     finally:
-        attention.Arriving = before
+        arriving.Broadcast, mapped.Read = before  # type: ignore[misc]
 
 
 def test_memory(processes: Processes) -> None:

@@ -34,7 +34,7 @@ from dhp_safe_fa.integrations.context_parallel.agreement import (
     refuse,
     yes_or_no,
 )
-from dhp_safe_fa.integrations.context_parallel.arriving import Arriving
+from dhp_safe_fa.integrations.context_parallel.arriving import Broadcast
 from dhp_safe_fa.integrations.context_parallel.asked import Asked, dense, packed
 from dhp_safe_fa.integrations.context_parallel.attention import (
     Call,
@@ -146,7 +146,7 @@ class ContextParallel:
             *(Fact(f"local: size of dimension {i}", size) for i, size in enumerate(local.shape) if i != dim),
         ]
         lengths = agree(self._group, local.device, "unshard", facts, [local.shape[dim]])
-        return Arriving(self._group, self._chunks("unshard", "local", [of[0] for of in lengths]), local, dim).wait()
+        return Broadcast(self._group, self._chunks("unshard", "local", [of[0] for of in lengths]), local, dim).wait()
 
     def _chunks(self, call: str, name: str, lengths: list[int]) -> list[Chunk]:
         try:

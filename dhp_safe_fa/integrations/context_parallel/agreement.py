@@ -96,9 +96,9 @@ def agree(
     rank, ranks = dist.get_rank(group), dist.get_world_size(group)
     mine = [int(refused), CALLS.index(call), *(fact.value for fact in facts), *lengths]
     row = torch.tensor(mine + [0] * (WORDS - len(mine)), dtype=torch.int64, device=device)
-    gathered = list(row.new_empty(ranks, WORDS).unbind())
-    dist.all_gather(gathered, row, group=group)
-    rows: list[list[int]] = torch.stack(gathered).tolist()
+    gathered = row.new_empty(ranks * WORDS)
+    dist.all_gather_into_tensor(gathered, row, group=group)
+    rows: list[list[int]] = gathered.view(ranks, WORDS).tolist()
     if refused:
         return []
     for other, theirs in enumerate(rows):

@@ -1,19 +1,29 @@
-"""Rows of all ranks, brought together by torch.distributed."""
+"""Rows of all ranks, brought together: read from the other GPUs' memory where that can be (mapped.py), or broadcast."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TypeVar
+from functools import partial
+from typing import Protocol, TypeVar
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from dhp_safe_fa.integrations.context_parallel.mapped import Step, aligned, mapped, rows_of_ranks, send
 from dhp_safe_fa.integrations.context_parallel.placement import Chunk
 
 T = TypeVar("T")
 
 
-class Arriving:
+class Arriving(Protocol):
+    """Whole sequences on their way."""
+
+    def wait(self) -> list[Tensor]:
+        """The whole tensors, their dimensions as the local ones'. Once: from then on they are the caller's alone."""
+
+
+class Broadcast:
     """A whole sequence on its way.
 
     Every rank sends its chunks to all others. Rows are outermost in memory meanwhile, so that a chunk is one piece and
@@ -39,12 +49,34 @@ class Arriving:
                 self._transfers.append(dist.broadcast(place, group=group, group_src=chunk.rank, async_op=True))
 
     def wait(self) -> Tensor:
-        """The whole tensor, its dimensions as the local one's. Once: from then on it is the caller's alone."""
         while self._transfers:
             self._transfers.pop(0).wait()
         whole = self._whole.movedim(0, self._dim)
         del self._whole
         return whole
+
+
+class Broadcasts:
+    """Of one step."""
+
+    def __init__(self, group: dist.ProcessGroup, chunks: Sequence[Chunk], tensors: Sequence[Tensor]) -> None:
+        self._each = [Broadcast(group, chunks, tensor) for tensor in tensors]
+
+    def wait(self) -> list[Tensor]:
+        return [each.wait() for each in self._each]
+
+
+def gather(group: dist.ProcessGroup, steps: Sequence[Step]) -> Sequence[Callable[[], Arriving]]:
+    """What starts to bring together, of one step after the other, sequences of which this rank holds a part.
+
+    Args:
+        group: the ranks, all of which do this with tensors of the same shapes but for their numbers of rows.
+        steps: chunks of the whole sequences, and this rank's part of each, [B, H, rows, ...].
+    """
+    memory = mapped(group, steps[0][1][0].device)
+    if memory is not None:
+        return send(memory, group, steps, dim=2)
+    return [partial(Broadcasts, group, *step) for step in steps]
 
 
 def one_ahead(starts: Iterable[Callable[[], T]]) -> Iterator[T]:
@@ -55,3 +87,36 @@ def one_ahead(starts: Iterable[Callable[[], T]]) -> Iterator[T]:
         if len(waiting) > 1:
             yield waiting.pop(0)
     yield from waiting
+
+
+def gather_small(group: dist.ProcessGroup, steps: Sequence[Step]) -> list[list[Tensor]]:
+    """Whole sequences, all in one collective; arguments as `gather`. Small ones: they are copied three times."""
+    rank, ranks = dist.get_rank(group), group.size()
+    local, ends, places = [], [0] * ranks, []
+    for chunks, tensors in steps:
+        rows = rows_of_ranks(chunks, ranks)
+        for tensor in tensors:
+            each = tensor.movedim(2, 0)[: rows[rank]].contiguous()
+            begins = ends
+            of_row = each.shape[1:].numel() * each.dtype.itemsize
+            ends = [aligned(begin + count * of_row) for begin, count in zip(begins, rows, strict=True)]
+            flat = each.view(-1).view(torch.uint8)
+            local.append(torch.nn.functional.pad(flat, (0, ends[rank] - begins[rank] - flat.numel())))
+            places.append((begins, rows, each.shape[1:], each.dtype))
+    mine = torch.cat(local)
+    mine = torch.nn.functional.pad(mine, (0, max(ends) - ends[rank]))
+    gathered = mine.new_empty(ranks * max(ends))
+    dist.all_gather_into_tensor(gathered, mine, group=group)
+    everyone = gathered.view(ranks, -1)
+
+    def part(chunk: Chunk, begins: list[int], rows: list[int], row: torch.Size, dtype: torch.dtype) -> Tensor:
+        shape = torch.Size((rows[chunk.rank], *row))
+        begin = begins[chunk.rank]
+        return everyone[chunk.rank, begin : begin + shape.numel() * dtype.itemsize].view(dtype).view(shape)[chunk.local]
+
+    def whole(chunks: Sequence[Chunk]) -> Tensor:
+        place = next(of_places)
+        return torch.cat([part(chunk, *place) for chunk in chunks]).movedim(0, 2)
+
+    of_places = iter(places)
+    return [[whole(chunks) for _ in tensors] for chunks, tensors in steps]

@@ -10,6 +10,8 @@ first one of all, and sums lie in blocks of 16 query rows: so chunks have to beg
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,7 +19,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from dhp_safe_fa.integrations.context_parallel import parts
-from dhp_safe_fa.integrations.context_parallel.arriving import Arriving
+from dhp_safe_fa.integrations.context_parallel.arriving import gather, gather_small, one_ahead
+from dhp_safe_fa.integrations.context_parallel.mapped import Step
 from dhp_safe_fa.integrations.context_parallel.parts import (
     KEYS_OF_TILE,
     ROWS_OF_BLOCK,
@@ -58,11 +61,10 @@ def _options(call: Call, before: int) -> dict[str, Any]:
     return {"is_causal": options.is_causal, "scale": options.scale, "causal_offset": options.causal_offset}
 
 
-def _start(call: Call, name: str, rows: int, chunks: list[Chunk], mine: list[Workspace]) -> Arriving:
-    """On its way: this place of all ranks' workspaces, one behind the other, which counts so many rows as one. Of a
-    rank without a chunk `mine` is a workspace of another one, and sends nothing."""
-    local = torch.cat([getattr(one, name) for one in mine], dim=2)
-    return Arriving(call.group, _in_units_of(rows, chunks), local)
+def _places(rows: int, chunks: list[Chunk], mine: list[Workspace], *names: str) -> Step:
+    """These places of all ranks' workspaces, one behind the other, which count so many rows as one. Of a rank without a
+    chunk `mine` is a workspace of another one, and sends nothing."""
+    return _in_units_of(rows, chunks), [torch.cat([getattr(one, name) for one in mine], dim=2) for name in names]
 
 
 def _bounds(call: Call, own: list[Chunk], q: Tensor, k: Tensor, v: Tensor) -> list[Workspace]:
@@ -105,11 +107,22 @@ class _Reducing:
         of_ranks = [[] for _ in range(ranks)]  # type: list[list[Tensor]]
         for chunk in _in_units_of(ROWS_OF_BLOCK, call.queries):
             of_ranks[chunk.rank].append(of_all.sums[:, :, :, chunk.start : chunk.stop])
-        self._sent = [torch.cat(tensors, dim=3) for tensors in of_ranks]
+        blocks = [sum(one.shape[3] for one in of_rank) for of_rank in of_ranks]
+        shapes = [torch.Size((*of_all.sums.shape[:3], count, of_all.sums.shape[4])) for count in blocks]
+        whole = of_all.sums.new_empty(sum(shape.numel() for shape in shapes))
+        parts = whole.split([shape.numel() for shape in shapes])
+        self._sent = [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
+        for one, of_rank in zip(self._sent, of_ranks, strict=True):
+            torch.cat(of_rank, dim=3, out=one)
         self._sums = torch.empty_like(self._sent[dist.get_rank(group)])
+        reduce = (
+            partial(dist.reduce_scatter_tensor, self._sums.view(-1), whole)
+            if len(set(shapes)) == 1
+            else partial(dist.reduce_scatter, self._sums, self._sent)
+        )
         self._units, self._failed = of_all.units.clone(), of_all.failed.clone()
         self._transfers = [
-            dist.reduce_scatter(self._sums, self._sent, group=group, async_op=True),
+            reduce(group=group, async_op=True),
             # all bits of a unit that says NaN are set: it is the largest
             dist.all_reduce(self._units, dist.ReduceOp.MAX, group=group, async_op=True),
             dist.all_reduce(self._failed, group=group, async_op=True),  # zeros and NaN
@@ -157,28 +170,29 @@ def gradients(
     steps = list(call.heads(q, k))
 
     of_keys = _bounds(call, own_keys, q, k, v)
-    small = [_start(call, name, KEYS_OF_TILE, call.keys, of_keys) for name in ("bounds", "columns")]
-    gathering = [call.start(call.queries, *(t[:, steps[0][0]] for t in (q, grad_out)))]
-    bounds, columns = (each.wait() for each in small)
+    of_steps = gather(call.group, [(call.queries, (q[:, heads], grad_out[:, heads])) for heads, _ in steps])
+    gathered = one_ahead(of_steps)
+    first = next(gathered)  # on its way
+    small = _places(KEYS_OF_TILE, call.keys, of_keys, "bounds", "columns")
+    [(bounds, columns)] = gather_small(call.group, [small])
     mine = dict(zip(own_queries, _deltas(call, own_queries, bounds, columns, k, of_queries), strict=True))
     of_rows = list(mine.values()) or [Workspace(stand_in(q, q.shape[1], 1), stand_in(k, k.shape[1], 1))]
-    small = [_start(call, name, n, call.queries, of_rows) for name, n in (("statistics", ROWS_OF_PAIR), ("units", 1))]
-    statistics, units = (each.wait() for each in small)
+    kinds = (("statistics", ROWS_OF_PAIR), ("units", 1))
+    places = [_places(rows, call.queries, of_rows, name) for name, rows in kinds]
+    (statistics,), (units,) = gather_small(call.group, places)
 
     largest = max((c.stop - c.start for c in own_keys), default=1)  # a workspace for it is large enough for the others
     reducing: list[_Reducing] = []
-    for step, (heads, keys) in enumerate(steps):
-        if step + 1 < len(steps):  # on its way while this step is computed
-            gathering.append(call.start(call.queries, *(t[:, steps[step + 1][0]] for t in (q, grad_out))))
-        gathered = [each.wait() for each in gathering.pop(0)]
-        here = Workspace(gathered[0], stand_in(k, keys.stop - keys.start, largest))
+    for (heads, keys), arriving in zip(steps, chain([first], gathered), strict=True):
+        whole = arriving.wait()
+        here = Workspace(whole[0], stand_in(k, keys.stop - keys.start, largest))
         here.statistics.copy_(statistics[:, heads])
         here.units.copy_(units[:, heads])
         here.sums.zero_()
         here.failed.zero_()
-        _add_shares(call, here, own_keys, keys, k, v, gathered, dk, dv)
+        _add_shares(call, here, own_keys, keys, k, v, whole, dk, dv)
         reducing.append(_Reducing(call, heads, keys, here, mine))
-        del gathered, here  # before the step after next is started
+        del whole, here  # before the step after next is started
         if len(reducing) > 1:
             reducing.pop(0).wait()
     reducing.pop().wait()

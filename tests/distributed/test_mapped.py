@@ -1,0 +1,121 @@
+"""Memory that all ranks can read, without GPUs: what is written where, and read from where, by any number of ranks in
+one process; and that nobody writes where somebody may still read. Streams and the group are stand-ins that keep order.
+With GPUs test_context_parallel.py and test_shares.py go this way."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from dhp_safe_fa.integrations.context_parallel import mapped, placement
+from dhp_safe_fa.integrations.context_parallel.mapped import PLACES, Mapped, Place, Read, send
+
+SIZE = 1 << 20
+
+
+class InOrder:
+    """A stream, and an event, of a device that does one thing after the other."""
+
+    def wait_stream(self, _other: object) -> None: ...
+
+    def wait_event(self, _event: object) -> None: ...
+
+    def record_event(self) -> InOrder:
+        return self
+
+
+class Group:
+    """Of whom the present rank is set from outside."""
+
+    def __init__(self, ranks: int) -> None:
+        self.ranks, self.rank = ranks, 0
+
+    def size(self) -> int:
+        return self.ranks
+
+
+@pytest.fixture(autouse=True)
+def _without_gpus(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda _device=None: InOrder())
+    monkeypatch.setattr(torch.cuda, "stream", lambda _stream: nullcontext())
+    monkeypatch.setattr(Tensor, "record_stream", lambda _self, _stream: None)
+    monkeypatch.setattr(mapped.dist, "get_rank", lambda group: group.rank)
+    monkeypatch.setattr(mapped.dist, "all_reduce", lambda _tensor, group: None)
+    yield
+
+
+def memories(ranks: int) -> list[Mapped]:
+    """Of each rank, two places that all can read."""
+    shared = [[torch.zeros(SIZE, dtype=torch.uint8) for _ in range(ranks)] for _ in range(PLACES)]
+    stream: Any = InOrder()
+    return [
+        Mapped(torch.device("cpu"), stream, [Place(of_ranks[rank], of_ranks, None) for of_ranks in shared])
+        for rank in range(ranks)
+    ]
+
+
+def local(whole: Tensor, chunks: list[placement.Chunk], rank: int) -> Tensor:
+    return torch.cat([whole[:, :, c.start : c.stop] for c in chunks if c.rank == rank] or [whole[:, :, :0]], dim=2)
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+@pytest.mark.parametrize("seed", range(6))
+def test_whole_sequences_arrive(ranks: int, seed: int) -> None:
+    """Calls one after the other, steps of several tensors of several dtypes, uneven and empty shards."""
+    chosen = random.Random(seed)
+    torch.manual_seed(seed)
+    group: Any = Group(ranks)
+    of_ranks = memories(ranks)
+    for _ in range(4):
+        wholes, chunks = [], []
+        for _ in range(chosen.randint(1, 3)):
+            rows = chosen.randint(1, 40)
+            cut = placement.chunks(rows, ranks, chosen.random() < 0.5)
+            if chosen.random() < 0.3:
+                cut = placement.chunks_held([rows, *[0] * (ranks - 1)], False)
+            chunks.append(cut)
+            wholes.append(
+                [
+                    torch.randn(2, 3, rows, 8).bfloat16(),
+                    torch.randn(2, 3, rows),
+                    torch.randn(2, 3, rows, 8).bfloat16(),
+                    torch.randint(0, 255, (2, 3, rows), dtype=torch.uint8),
+                ][: chosen.randint(1, 4)]
+            )
+        steps: list[Any] = []
+        starts: list[Any] = []
+        for rank in range(ranks):  # all write, then they meet
+            group.rank = rank
+            steps.append([(c, [local(t, c, rank) for t in w]) for c, w in zip(chunks, wholes, strict=True)])
+            starts.append(send(of_ranks[rank], group, steps[-1], dim=2))
+        for rank in range(ranks):
+            group.rank = rank
+            for start, wanted in zip(starts[rank], wholes, strict=True):
+                arriving: Read = start()
+                for one, other in zip(arriving.wait(), wanted, strict=True):
+                    assert one.dtype == other.dtype
+                    assert torch.equal(one, other)
+
+
+def test_nobody_writes_where_others_may_still_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reads of a first call that begin after the second one was written: the third call's writer has to meet first."""
+    group: Any = Group(2)
+    of_rank = memories(2)[0]
+    tensor, chunks = torch.randn(1, 1, 4, 8), placement.chunks(8, 2, False)
+    events: list[str] = []
+    monkeypatch.setattr(mapped.dist, "all_reduce", lambda _tensor, group: events.append("meet"))
+    late, early = send(of_rank, group, [(chunks, [tensor]), (chunks, [tensor])], dim=2)
+    early()
+    send(of_rank, group, [(chunks, [tensor])], dim=2)
+    assert events == ["meet"] * 2
+    late()  # of the first place, after all have met for the second
+    send(of_rank, group, [(chunks, [tensor])], dim=2)
+    assert events == ["meet"] * 4, "once before it writes there again, once after"
+    send(of_rank, group, [(chunks, [tensor])], dim=2)
+    assert events == ["meet"] * 5, "nothing was read from the second place since they met"
