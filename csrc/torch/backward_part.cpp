@@ -1,8 +1,8 @@
 /*
  * backward_part.cpp - the launches of a backward one by one (../families/backward/part.h), as operators:
  *
- *     _attention_backward_workspace(q, k) -> (workspace, statistics, failed, sums, units, bounds, columns)
- *     _attention_backward_part(part, workspace, q, k, v, out, lse, grad_out, grad_lse, dq, dk, dv, ...) -> ()
+ *     _backward_workspace(q, k) -> (workspace, statistics, failed, sums, units, bounds, columns)
+ *     _backward_part(part, workspace, q, k, v, out, lse, grad_out, grad_lse, dq, dk, dv, ...) -> ()
  *
  * The first one allocates, and says where places begin, in bytes. What a part does not read or write need only have
  * the right shape. dq, dk and dv have to lie so that the kernels can write them. Schemas: in
@@ -99,7 +99,7 @@ void part(StableIValue *stack, uint64_t, uint64_t) {
   args.workspace = workspace.data_ptr();
   if (workspace.scalar_type() != ScalarType::Byte || !workspace.is_contiguous() ||
       static_cast<size_t>(workspace.numel()) < dhp_backward_workspace(&args, 1))
-    fail("workspace: not what _attention_backward_workspace gives for a call of this shape");
+    fail("workspace: not what _backward_workspace gives for a call of this shape");
   dhp_error error{};
   if (dhp_backward_part_cuda(&args, part, q.get_device_index(), current_stream(q), &error) != DHP_OK) fail(error.text);
 }
@@ -108,6 +108,6 @@ void part(StableIValue *stack, uint64_t, uint64_t) {
 } // namespace dhp
 
 STABLE_TORCH_LIBRARY_IMPL(dhp, CUDA, m) {
-  m.impl("_attention_backward_workspace", &dhp::workspace);
-  m.impl("_attention_backward_part", &dhp::part);
+  m.impl("_backward_workspace", &dhp::workspace);
+  m.impl("_backward_part", &dhp::part);
 }

@@ -88,8 +88,8 @@ def on_cpu(libraries: Libraries) -> Iterator[None]:
             raise Violation(error.text.decode())
 
     library, serve = torch.library.Library("dhp", "IMPL"), parts.serve
-    library.impl("_attention_backward_workspace", new_workspace, "CPU")
-    library.impl("_attention_backward_part", run_part, "CPU")
+    library.impl("_backward_workspace", new_workspace, "CPU")
+    library.impl("_backward_part", run_part, "CPU")
     parts.serve = lambda q: q.shape[3] <= parts.WIDEST
     try:
         yield

@@ -15,6 +15,8 @@ from typing import NamedTuple, NoReturn
 import torch
 import torch.distributed as dist
 
+# Of torch.distributed, which has called it so since 2.13.
+all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 # What a row has room for: the widest call sends twenty-four numbers.
 WORDS = 24
 # The first numbers of a row.
@@ -97,7 +99,7 @@ def agree(
     mine = [int(refused), CALLS.index(call), *(fact.value for fact in facts), *lengths]
     row = torch.tensor(mine + [0] * (WORDS - len(mine)), dtype=torch.int64, device=device)
     gathered = row.new_empty(ranks * WORDS)
-    dist.all_gather_into_tensor(gathered, row, group=group)
+    all_gather_single(gathered, row, group=group)
     rows: list[list[int]] = gathered.view(ranks, WORDS).tolist()
     if refused:
         return []

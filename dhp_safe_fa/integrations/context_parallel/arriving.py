@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from dhp_safe_fa.integrations.context_parallel.agreement import all_gather_single
 from dhp_safe_fa.integrations.context_parallel.mapped import Step, aligned, mapped, rows_of_ranks, send
 from dhp_safe_fa.integrations.context_parallel.placement import Chunk
 
@@ -106,7 +107,7 @@ def gather_small(group: dist.ProcessGroup, steps: Sequence[Step]) -> list[list[T
     mine = torch.cat(local)
     mine = torch.nn.functional.pad(mine, (0, max(ends) - ends[rank]))
     gathered = mine.new_empty(ranks * max(ends))
-    dist.all_gather_into_tensor(gathered, mine, group=group)
+    all_gather_single(gathered, mine, group=group)
     everyone = gathered.view(ranks, -1)
 
     def part(chunk: Chunk, begins: list[int], rows: list[int], row: torch.Size, dtype: torch.dtype) -> Tensor:

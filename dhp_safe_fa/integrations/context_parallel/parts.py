@@ -16,9 +16,9 @@ COLUMNS_OF_BOX = 64
 WIDEST = 128  # head_dim that one pass serves
 
 _library = torch.library.Library("dhp", "FRAGMENT")
-_library.define("_attention_backward_workspace(Tensor q, Tensor k) -> (Tensor, int, int, int, int, int, int)")
+_library.define("_backward_workspace(Tensor q, Tensor k) -> (Tensor, int, int, int, int, int, int)")
 _library.define(
-    "_attention_backward_part(int part, Tensor(a!) workspace, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, "
+    "_backward_part(int part, Tensor(a!) workspace, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, "
     "Tensor grad_out, Tensor? grad_lse, Tensor(b!) dq, Tensor(c!)? dk, Tensor(d!)? dv, bool is_causal, float? scale, "
     "int causal_offset) -> ()"
 )
@@ -62,7 +62,7 @@ class Workspace:
     """
 
     def __init__(self, q: Tensor, k: Tensor) -> None:
-        self.memory, *offsets = torch.ops.dhp._attention_backward_workspace(q, k)
+        self.memory, *offsets = torch.ops.dhp._backward_workspace(q, k)
         batch, heads, rows, head_dim = q.shape
         key_heads, boxes, tiles = k.shape[1], ceil_div(head_dim, COLUMNS_OF_BOX), ceil_div(k.shape[2], KEYS_OF_TILE)
         block = ROWS_OF_BLOCK * COLUMNS_OF_BOX
@@ -91,4 +91,4 @@ class Workspace:
         """
         stand_ins = {"v": k, "out": q, "lse": self.statistics, "grad_out": q, "grad_lse": None, "dq": q}
         tensors = {**stand_ins, "dk": None, "dv": None, **given}
-        torch.ops.dhp._attention_backward_part(part, self.memory, q, k, **tensors, **options)
+        torch.ops.dhp._backward_part(part, self.memory, q, k, **tensors, **options)

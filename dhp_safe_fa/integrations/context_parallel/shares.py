@@ -32,6 +32,9 @@ from dhp_safe_fa.integrations.context_parallel.parts import (
 )
 from dhp_safe_fa.integrations.context_parallel.placement import Chunk
 
+# Of torch.distributed, which has called it so since 2.13.
+_reduce_scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
 if TYPE_CHECKING:
     from dhp_safe_fa.integrations.context_parallel.attention import Call
 
@@ -116,7 +119,7 @@ class _Reducing:
             torch.cat(of_rank, dim=3, out=one)
         self._sums = torch.empty_like(self._sent[dist.get_rank(group)])
         reduce = (
-            partial(dist.reduce_scatter_tensor, self._sums.view(-1), whole)
+            partial(_reduce_scatter_single, self._sums.view(-1), whole)
             if len(set(shapes)) == 1
             else partial(dist.reduce_scatter, self._sums, self._sent)
         )
