@@ -74,6 +74,8 @@ def gather(group: dist.ProcessGroup, steps: Sequence[Step]) -> Sequence[Callable
         group: the ranks, all of which do this with tensors of the same shapes but for their numbers of rows.
         steps: chunks of the whole sequences, and this rank's part of each, [B, H, rows, ...].
     """
+    if not steps:
+        return []
     memory = mapped(group, steps[0][1][0].device)
     if memory is not None:
         return send(memory, group, steps, dim=2)
