@@ -117,14 +117,6 @@ static bool try_once(int index, uint32_t parity, bool may_give_up) {
   return came;
 }
 
-/* The same, so many sleeps long. */
-static bool try_asleep(int index, uint32_t parity, int sleeps, bool may_give_up) {
-  self().sleeps = sleeps;
-  const bool came = try_once(index, parity, may_give_up);
-  self().sleeps = 0;
-  return came;
-}
-
 /* The warp knows that the phase came, or that it has waited in vain. */
 static void end_wait(int index, bool came, bool at_length) {
   Warp &w = self();
@@ -147,23 +139,16 @@ bool mbarrier_wait(uint32_t address, uint32_t parity, int sleeps) {
     w.phase_awaited = (int)w.wait_began[index].size();
   else if (!begin_wait(index, parity, at_length))
     return true;
-  const bool came = try_asleep(index, parity, sleeps, time_outs && one_in(50));
+  w.sleeps = sleeps;
+  const bool came = try_once(index, parity, time_outs && one_in(50));
+  w.sleeps = 0;
   end_wait(index, came, at_length);
-  return came;
-}
-
-/* In the stream of tiles, and there is no other wait after it. */
-bool mbarrier_wait_steady(uint32_t address, uint32_t parity) {
-  const int index = mbarrier_at(address);
-  if (!begin_wait(index, parity, false)) return true;
-  const bool came = try_asleep(index, parity, 1, time_outs && one_in(50));
-  end_wait(index, came, true);
   return came;
 }
 
 /* Any try but the last two may end too early, time-outs or not: that is what the others are for. The last one only
  * makes sure that what the one before said is known; if that came in vain, it says anything. */
-bool mbarrier_try(uint32_t address, uint32_t parity, bool came_before, int of, int sleeps) {
+bool mbarrier_try(uint32_t address, uint32_t parity, bool came_before) {
   const int index = mbarrier_at(address);
   Tries &tries = self().tries;
   if (tries.made == 0) {
@@ -174,13 +159,13 @@ bool mbarrier_try(uint32_t address, uint32_t parity, bool came_before, int of, i
   }
   require(tries.mbarrier == index && tries.parity == parity, "a wait of too few tries");
   require(tries.came == came_before, "a try does not know what the one before said");
-  if (++tries.made == of) {
+  if (++tries.made == TRIES) {
     tries.made = 0;
     return tries.came || one_in(2);
   }
   if (tries.for_nothing) return tries.came = true;
-  const bool counts_last = tries.made == of - 1;
-  const bool came = try_asleep(index, parity, sleeps, counts_last ? time_outs && one_in(50) : one_in(2));
+  const bool counts_last = tries.made == TRIES - 1;
+  const bool came = try_once(index, parity, counts_last ? time_outs && one_in(50) : one_in(2));
   require(came || !tries.came || self().timed_out(), "a phase ends between two tries of a wait for the one before");
   if ((came && !tries.came) || (counts_last && !came)) end_wait(index, came, false);
   return tries.came = came;

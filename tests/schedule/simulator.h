@@ -67,10 +67,8 @@ int warp_count();
 void await_launches_before();
 void mbarrier_init(uint32_t address, int arrivals);
 void mbarrier_arrive(uint32_t address, uint32_t bytes);
-bool mbarrier_wait(uint32_t address, uint32_t parity, int sleeps); /* before it gives up: then it is at length */
-bool mbarrier_wait_steady(uint32_t address, uint32_t parity);      /* with a sleep, and no other wait after it */
-/* One of so many tries of a wait that is spread out, perhaps after a sleep. */
-bool mbarrier_try(uint32_t address, uint32_t parity, bool came_before, int of, int sleeps);
+bool mbarrier_wait(uint32_t address, uint32_t parity, int sleeps);      /* before it gives up: then it is at length */
+bool mbarrier_try(uint32_t address, uint32_t parity, bool came_before); /* one of a wait that is spread out */
 void named_barrier(int id, int threads, bool wait);
 void load(uint32_t destination, uint32_t barrier, const Tile &tile);
 void commit_products();

@@ -116,8 +116,8 @@ dhp_attention_bwd(const __grid_constant__ CUtensorMap own_s_map, const __grid_co
   do {                                                                             \
     issue_scores(s, own_s, OF_STAGE(walk_s));                                      \
     if (DP_ALONE) {                                                                \
+      arrived &= mbarrier_wait(dp_full, (uint32_t)(done & 1), p.zero);             \
       bar_sync(!is_last_group && done > 0, DP_ASKED, CTA_THREADS);                 \
-      arrived &= mbarrier_wait_steady(dp_full, (uint32_t)(done & 1), p.zero);      \
     }                                                                              \
     if (WITH_DS) issue_scores(dp, own_dp, DP_ALONE ? walk_dp : OF_STAGE(walk_dp)); \
   } while (0)
@@ -125,9 +125,8 @@ dhp_attention_bwd(const __grid_constant__ CUtensorMap own_s_map, const __grid_co
 /*
  * S had come, so this warpgroup has finished the step before. The last one waits until all have finished the step
  * before that, if there are stages enough, so that they need not go in step; then that stage is loaded again.
- * Before they wait for what was asked for, the others meet the last one. By then it has long been there, unless a wait
- * was in vain, or long: without this meeting, a warp that has waited in vain would run ahead of the barriers, and one
- * that waits could give up before the last one, which sleeps as long, has asked.
+ * Before they use what was asked for, the others meet the last one. By then it has long been there, unless their wait
+ * was in vain: without this meeting, a warp that has waited in vain would run ahead of the barriers.
  */
 #define FREE_STAGE_AND_LOAD()                                                                             \
   do {                                                                                                    \
@@ -156,9 +155,8 @@ dhp_attention_bwd(const __grid_constant__ CUtensorMap own_s_map, const __grid_co
   do {                                                                                                                 \
     const stage after = stage_after(at);                                                                               \
     const uint32_t parity = after.parity ^ (uint32_t)(done + 1 == steps);                                              \
+    arrived &= mbarrier_wait(stages_full + 8 * after.index, parity, p.zero);                                           \
     bar_sync(!is_last_group && done + 1 < steps && done + 1 >= STAGES - 1 - SPARE, LOADED + after.index, CTA_THREADS); \
-    arrived &= mbarrier_wait_steady(stages_full + 8 * after.index, parity, p.zero);                                    \
-                                                                                                                       \
   } while (0)
 
 /* A step, with the mask or without. Without a stage to spare, a tile is asked for as early as possible, and awaited

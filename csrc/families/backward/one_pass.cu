@@ -104,7 +104,6 @@ dhp_attention_bwd(const __grid_constant__ CUtensorMap own_s_map, const __grid_co
   place now = {0, 0};
   int done = 0;
   uint32_t arrived = mbarrier_wait_long(stages_full, steps > 0 ? 0 : 1, p.zero); /* nothing to come: the phase before */
-  const uint32_t nap = is_last_group ? NAP : LONG_NAP;
 
   /* Of the walked queries, those of this thread's columns. */
   const uint32_t statistics = base + SHARED_STATISTICS + lane % 4 * STATISTICS_OF_PAIR;
@@ -148,13 +147,9 @@ dhp_attention_bwd(const __grid_constant__ CUtensorMap own_s_map, const __grid_co
 /* The share of two steps ago, which was written to shared memory at the end of the last one. */
 #define SEND_SHARE() send_share(sent.exists, sums_of(&p, w.batch, &sent, group), share_out)
 
-/*
- * The next tile's barrier, once more; what was said before is `known` then. After the last step: the phase before,
- * which has come. The other warpgroup may wait for a tile that the last one is late to ask for: it naps for longer.
- */
+/* The next tile's barrier, once more; what was said before is `known` then. After the last step: the phase before,
+ * which has come. */
 #define TRY_NEXT() known = there, there = mbarrier_try(stages_full + 8 * after.index, parity, p.zero, there)
-#define NAP_AND_TRY_NEXT() \
-  known = there, there = mbarrier_nap_and_try(stages_full + 8 * after.index, parity, p.zero, there, nap)
 
 /* The second warpgroup begins later than the first, by the time until here: at the same time they would compute at the
  * same time, and the tensor cores would have nothing to do. */
@@ -187,13 +182,14 @@ dhp_attention_bwd(const __grid_constant__ CUtensorMap own_s_map, const __grid_co
     ISSUE_DQ(done > 0);                                                                                      \
     issue_registers<wgmma_gradient>(dk, packed_ds, OF_STAGE(sum_s), WALK, 1);                                \
     if (SPARE) LOAD_NEXT();                                                                                  \
+                                                                                                             \
     const stage after = stage_after(at);                                                                     \
     const uint32_t parity = after.parity ^ (uint32_t)(done + 1 == steps);                                    \
     uint32_t there = 0, known = 0;                                                                           \
     if (SPARE) TRY_NEXT();                                                                                   \
     fence_async_shared();                                                                                    \
     bar_arrive(1, WRITTEN + group + 2 * (done & 1), CTA_THREADS);                                            \
-    if (SPARE) NAP_AND_TRY_NEXT();                                                                           \
+    if (SPARE) TRY_NEXT();                                                                                   \
     bulk_wait_read();                                                                                        \
     __syncwarp();                                                                                            \
     wgmma_wait(1);                                                                                           \
@@ -204,7 +200,6 @@ dhp_attention_bwd(const __grid_constant__ CUtensorMap own_s_map, const __grid_co
     TRY_NEXT();                                                                                              \
     store_share(share_out + lane * 16, dq, unit, DQ_FLOATS / 2);                                             \
     TRY_NEXT();                                                                                              \
-                                                                                                             \
     sent = last;                                                                                             \
     last.head = w.head + now.head;                                                                           \
     last.block = first_row(&w, now) / DQ_BLOCK_ROWS + SPLITS_ROWS * group * WARPS_PER_GROUP + warp_of_group; \
@@ -212,7 +207,7 @@ dhp_attention_bwd(const __grid_constant__ CUtensorMap own_s_map, const __grid_co
     for (int r = 0; r < 2; r++)                                                                              \
       unit[r] = unit_from(*unit_of_row(&p, w.batch, &last, r, lane));                                        \
     if (!SPARE) {                                                                                            \
-      NAP_AND_TRY_NEXT();                                                                                    \
+      TRY_NEXT();                                                                                            \
       TRY_NEXT();                                                                                            \
       TRY_NEXT();                                                                                            \
     }                                                                                                        \

@@ -26,28 +26,19 @@ static inline uint32_t mbarrier_wait_long(uint32_t barrier, uint32_t parity, uin
 static inline uint32_t mbarrier_wait_longer(uint32_t barrier, uint32_t parity, uint32_t) {
   return sim::mbarrier_wait(barrier, parity, 2);
 }
-static inline uint32_t mbarrier_wait_steady(uint32_t barrier, uint32_t parity, uint32_t) {
-  return sim::mbarrier_wait_steady(barrier, parity);
+static inline uint32_t mbarrier_try(uint32_t barrier, uint32_t parity, uint32_t, uint32_t before) {
+  return sim::mbarrier_try(barrier, parity, before);
 }
 
-/* Tries of a wait that is spread out; how many naps of who asks a nap is worth. */
-enum { TRIES = 5, NAP = 1, LONG_NAP = 2 };
-static inline uint32_t mbarrier_nap_and_try(uint32_t barrier, uint32_t parity, uint32_t, uint32_t before,
-                                            uint32_t nap) {
-  return sim::mbarrier_try(barrier, parity, before, TRIES, (int)nap);
-}
-static inline uint32_t mbarrier_try(uint32_t barrier, uint32_t parity, uint32_t zero, uint32_t before) {
-  return mbarrier_nap_and_try(barrier, parity, zero, before, 0);
-}
 static inline uint32_t mbarrier_wait_begin(uint32_t barrier, uint32_t parity, uint32_t) {
   uint32_t there = 0;
   for (int i = 0; i < 3; i++)
-    there = sim::mbarrier_try(barrier, parity, there, TRIES, 0);
+    there = sim::mbarrier_try(barrier, parity, there);
   return there;
 }
 static inline uint32_t mbarrier_wait_end(uint32_t barrier, uint32_t parity, uint32_t, uint32_t before) {
-  const uint32_t done = sim::mbarrier_try(barrier, parity, before, TRIES, 0);
-  sim::mbarrier_try(barrier, parity, done, TRIES, 0);
+  const uint32_t done = sim::mbarrier_try(barrier, parity, before);
+  sim::mbarrier_try(barrier, parity, done);
   return done;
 }
 
