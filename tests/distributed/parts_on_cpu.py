@@ -19,13 +19,11 @@ from dhp_safe_fa.integrations.context_parallel import parts
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "emulated"))
 from emulated import (
     ONE_PASS,
-    CAttention,
-    CBackward,
     CError,
     Emulator,
     Violation,
     build_gradients,
-    c_tensor,
+    c_backward,
     compile_host,
 )
 
@@ -48,26 +46,13 @@ def emulator_of(libraries: Libraries, q: Tensor) -> Emulator:
     return Emulator(ctypes.CDLL(str(libraries[min(d for d in libraries if d >= q.shape[3])])))
 
 
-def arguments(
-    q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, grad_out: Tensor, grad_lse: Tensor | None,
-    dq: Tensor, dk: Tensor | None, dv: Tensor | None, is_causal: bool, scale: float | None, causal_offset: int,
-) -> CBackward:  # fmt: skip
-    forward = CAttention(
-        q=c_tensor(q), k=c_tensor(k), v=c_tensor(v), out=c_tensor(out), lse=lse.data_ptr(),
-        scale=q.shape[3] ** -0.5 if scale is None else scale, is_causal=is_causal, causal_offset=causal_offset,
-    )  # fmt: skip
-    wanted = {name: c_tensor(t) for name, t in (("dq", dq), ("dk", dk), ("dv", dv)) if t is not None}
-    rows = None if grad_lse is None else grad_lse.data_ptr()
-    return CBackward(forward=forward, grad_out=c_tensor(grad_out), grad_lse=rows, **wanted)
-
-
 @contextlib.contextmanager
 def on_cpu(libraries: Libraries) -> Iterator[None]:
     """In this process, within the block, of bfloat16."""
 
     def new_workspace(q: Tensor, k: Tensor) -> tuple[Tensor, int, int, int, int, int, int]:
         library = emulator_of(libraries, q).library
-        args = arguments(q, k, k, q, torch.empty(1), q, None, q, k, k, False, None, 0)
+        args = c_backward(q, k, k, q, torch.empty(1), q, None, q, k, k, False, None, 0)
         library.dhp_backward_workspace.restype = ctypes.c_size_t
         memory = torch.full((library.dhp_backward_workspace(ctypes.byref(args), 1),), 255, dtype=torch.uint8)
         args.workspace = memory.data_ptr()
@@ -81,7 +66,7 @@ def on_cpu(libraries: Libraries) -> Iterator[None]:
         grad_lse: Tensor | None, *given: Any,
     ) -> None:  # fmt: skip
         lse, grad_lse = (t if t is None else t.contiguous() for t in (lse, grad_lse))
-        args, error = arguments(q, k, v, out, lse, grad_out, grad_lse, *given), CError()
+        args, error = c_backward(q, k, v, out, lse, grad_out, grad_lse, *given), CError()
         args.workspace = memory.data_ptr()
         library = emulator_of(libraries, q).library
         if library.dhp_backward_part_cuda(ctypes.byref(args), part, 0, None, ctypes.byref(error)) != 0:

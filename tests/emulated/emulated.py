@@ -198,6 +198,25 @@ def c_tensor(t: Tensor) -> CTensor:
     return CTensor(t.data_ptr(), (ctypes.c_int64 * 4)(*t.shape), (ctypes.c_int64 * 4)(*t.stride()), DHP_BFLOAT16)
 
 
+def c_attention(
+    q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, is_causal: bool, causal_offset: int, scale: float | None
+) -> CAttention:
+    return CAttention(
+        q=c_tensor(q), k=c_tensor(k), v=c_tensor(v), out=c_tensor(out), lse=lse.data_ptr(),
+        scale=q.shape[3] ** -0.5 if scale is None else scale, is_causal=is_causal, causal_offset=causal_offset,
+    )  # fmt: skip
+
+
+def c_backward(
+    q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, grad_out: Tensor, grad_lse: Tensor | None,
+    dq: Tensor | None, dk: Tensor | None, dv: Tensor | None, is_causal: bool, scale: float | None, causal_offset: int,
+) -> CBackward:  # fmt: skip
+    forward = c_attention(q, k, v, out, lse, is_causal, causal_offset, scale)
+    wanted = {name: c_tensor(t) for name, t in (("dq", dq), ("dk", dk), ("dv", dv)) if t is not None}
+    rows = None if grad_lse is None else grad_lse.data_ptr()
+    return CBackward(forward=forward, grad_out=c_tensor(grad_out), grad_lse=rows, **wanted)
+
+
 @dataclass(frozen=True)
 class Emulator:
     """The operator on the emulated machine."""
@@ -224,11 +243,7 @@ class Emulator:
     ) -> Tensor:  # fmt: skip
         """Writes `out`, returns lse; tensors as the operator's, in bfloat16."""
         lse = torch.full(q.shape[:3], torch.nan)
-        call = CAttention(
-            q=c_tensor(q), k=c_tensor(k), v=c_tensor(v), out=c_tensor(out), lse=lse.data_ptr(),
-            scale=q.shape[3] ** -0.5 if scale is None else scale, is_causal=is_causal, causal_offset=causal_offset,
-        )  # fmt: skip
-        self._run("attention", call)
+        self._run("attention", c_attention(q, k, v, out, lse, is_causal, causal_offset, scale))
         return lse
 
     def gradients(
@@ -237,14 +252,8 @@ class Emulator:
         grad_lse: Tensor | None = None, scale: float | None = None,
     ) -> None:  # fmt: skip
         """Writes those of dq, dk and dv that there are; tensors as those of attention_backward, in bfloat16."""
-        forward = CAttention(
-            q=c_tensor(q), k=c_tensor(k), v=c_tensor(v), out=c_tensor(out), lse=lse.data_ptr(),
-            scale=q.shape[3] ** -0.5 if scale is None else scale, is_causal=is_causal, causal_offset=causal_offset,
-        )  # fmt: skip
-        wanted = {name: c_tensor(t) for name, t in (("dq", dq), ("dk", dk), ("dv", dv)) if t is not None}
-        rows = None if grad_lse is None else grad_lse.data_ptr()
-        args = CBackward(forward=forward, grad_out=c_tensor(grad_out), grad_lse=rows, **wanted)
-        self._run("backward", args)
+        given = q, k, v, out, lse, grad_out, grad_lse, dq, dk, dv
+        self._run("backward", c_backward(*given, is_causal, scale, causal_offset))
 
     def varlen(
         self, q: Tensor, k: Tensor, v: Tensor, out: Tensor, cu_seqlens_q: Tensor, max_seqlen_q: int, max_seqlen_k: int,

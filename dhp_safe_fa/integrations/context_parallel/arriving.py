@@ -11,7 +11,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from dhp_safe_fa.integrations.context_parallel.agreement import all_gather_single
-from dhp_safe_fa.integrations.context_parallel.mapped import Step, aligned, mapped, rows_of_ranks, send
+from dhp_safe_fa.integrations.context_parallel.mapped import mapped, send
+from dhp_safe_fa.integrations.context_parallel.packing import Kind, Step, lay_out, pack, unpack
 from dhp_safe_fa.integrations.context_parallel.placement import Chunk
 
 T = TypeVar("T")
@@ -95,31 +96,17 @@ def one_ahead(starts: Iterable[Callable[[], T]]) -> Iterator[T]:
 def gather_small(group: dist.ProcessGroup, steps: Sequence[Step]) -> list[list[Tensor]]:
     """Whole sequences, all in one collective; arguments as `gather`. Small ones: they are copied three times."""
     rank, ranks = dist.get_rank(group), group.size()
-    local, ends, places = [], [0] * ranks, []
-    for chunks, tensors in steps:
-        rows = rows_of_ranks(chunks, ranks)
-        for tensor in tensors:
-            each = tensor.movedim(2, 0)[: rows[rank]].contiguous()
-            begins = ends
-            of_row = each.shape[1:].numel() * each.dtype.itemsize
-            ends = [aligned(begin + count * of_row) for begin, count in zip(begins, rows, strict=True)]
-            flat = each.view(-1).view(torch.uint8)
-            local.append(torch.nn.functional.pad(flat, (0, ends[rank] - begins[rank] - flat.numel())))
-            places.append((begins, rows, each.shape[1:], each.dtype))
-    mine = torch.cat(local)
-    mine = torch.nn.functional.pad(mine, (0, max(ends) - ends[rank]))
-    gathered = mine.new_empty(ranks * max(ends))
+    kinds, size = lay_out(steps, ranks, dim=2)
+    mine = torch.zeros(size, dtype=torch.uint8, device=steps[0][1][0].device)
+    pack(mine, steps, kinds, rank, dim=2)
+    gathered = mine.new_empty(ranks * size)
     all_gather_single(gathered, mine, group=group)
-    everyone = gathered.view(ranks, -1)
+    everyone = gathered.view(ranks, size)
 
-    def part(chunk: Chunk, begins: list[int], rows: list[int], row: torch.Size, dtype: torch.dtype) -> Tensor:
-        shape = torch.Size((rows[chunk.rank], *row))
-        begin = begins[chunk.rank]
-        return everyone[chunk.rank, begin : begin + shape.numel() * dtype.itemsize].view(dtype).view(shape)[chunk.local]
+    def whole(kind: Kind, chunks: Sequence[Chunk]) -> Tensor:
+        return torch.cat([kind.of(everyone[chunk.rank], chunk.rank)[chunk.local] for chunk in chunks])
 
-    def whole(chunks: Sequence[Chunk]) -> Tensor:
-        place = next(of_places)
-        return torch.cat([part(chunk, *place) for chunk in chunks]).movedim(0, 2)
-
-    of_places = iter(places)
-    return [[whole(chunks) for _ in tensors] for chunks, tensors in steps]
+    return [
+        unpack([whole(kind, chunks) for kind in of_step], of_step, dim=2)
+        for (chunks, _), of_step in zip(steps, kinds, strict=True)
+    ]

@@ -25,7 +25,8 @@ from dhp_safe_fa._ops import attention_lse
 from dhp_safe_fa.integrations.context_parallel import shares
 from dhp_safe_fa.integrations.context_parallel.agreement import Fact, agree
 from dhp_safe_fa.integrations.context_parallel.arriving import gather, one_ahead
-from dhp_safe_fa.integrations.context_parallel.mapped import Step, mapped
+from dhp_safe_fa.integrations.context_parallel.mapped import mapped
+from dhp_safe_fa.integrations.context_parallel.packing import Step
 from dhp_safe_fa.integrations.context_parallel.placement import Chunk, Together, held
 
 _attention_backward = torch.ops.dhp.attention_backward.default

@@ -23,10 +23,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from dhp_safe_fa.integrations.context_parallel.placement import Chunk
+from dhp_safe_fa.integrations.context_parallel.packing import Kind, Step, lay_out, pack, unpack
 
 PLACES = 2
-ALIGNMENT = 256  # bytes, of each tensor in a place: copy engines work in larger units than elements
 GRAIN = 2 << 20  # bytes: places grow by pages of GPU memory
 
 
@@ -35,10 +34,6 @@ def _of_machine() -> int:
     boot = Path("/proc/sys/kernel/random/boot_id")
     name = f"{platform.node()} {boot.read_text() if boot.exists() else ''}"
     return int.from_bytes(hashlib.sha256(name.encode()).digest()[:7], "big")
-
-
-# Chunks of whole sequences, and what this rank holds of each.
-Step = tuple[Sequence[Chunk], Sequence[Tensor]]
 
 
 @dataclass
@@ -129,38 +124,6 @@ def _map(group: dist.ProcessGroup, device: torch.device) -> Mapped | None:
     return None if int(result) else found
 
 
-def aligned(size: int) -> int:
-    return -(-size // ALIGNMENT) * ALIGNMENT
-
-
-def rows_of_ranks(chunks: Sequence[Chunk], ranks: int) -> list[int]:
-    return [sum(c.stop - c.start for c in chunks if c.rank == rank) for rank in range(ranks)]
-
-
-@dataclass(frozen=True)
-class _Kind:
-    """Tensors of a step whose rows are alike: in memory a row of one lies beside that of the others, so that a chunk of
-    all is one copy.
-
-    Attributes:
-        nth: which of the step's.
-        row: shape of a row of one of them.
-        begins, rows: of each rank, where they begin in a place, in bytes, and how many.
-    """
-
-    nth: list[int]
-    row: torch.Size
-    dtype: torch.dtype
-    begins: list[int]
-    rows: list[int]
-
-    def of(self, memory: Tensor, rank: int) -> Tensor:
-        """[rows, tensors, ...]"""
-        shape = torch.Size((self.rows[rank], len(self.nth), *self.row))
-        end = self.begins[rank] + shape.numel() * self.dtype.itemsize
-        return memory[self.begins[rank] : end].view(self.dtype).view(shape)
-
-
 class Read:
     """Whole sequences on their way; see Arriving.
 
@@ -172,9 +135,9 @@ class Read:
         rank, dim: this one; the dimension that counts the rows.
     """
 
-    def __init__(self, of: Mapped, place: Place, step: Step, kinds: Sequence[_Kind], rank: int, dim: int) -> None:
+    def __init__(self, of: Mapped, place: Place, step: Step, kinds: Sequence[Kind], rank: int, dim: int) -> None:
         chunks, tensors = step
-        self._device, self._kinds, self._dim, self._count = of.device, kinds, dim, len(tensors)
+        self._device, self._kinds, self._dim = of.device, kinds, dim
         self._wholes = []
         for kind in kinds:
             shape = chunks[-1].stop, len(kind.nth), *kind.row
@@ -197,13 +160,9 @@ class Read:
 
     def wait(self) -> list[Tensor]:
         torch.cuda.current_stream(self._device).wait_event(self._there)
-        found = {
-            nth: whole[:, i].movedim(0, self._dim)
-            for kind, whole in zip(self._kinds, self._wholes, strict=True)
-            for i, nth in enumerate(kind.nth)
-        }
+        wholes = self._wholes
         del self._wholes
-        return [found[nth] for nth in range(self._count)]
+        return unpack(wholes, self._kinds, self._dim)
 
 
 def send(of: Mapped, group: dist.ProcessGroup, steps: Sequence[Step], dim: int) -> list[Callable[[], Read]]:
@@ -214,27 +173,14 @@ def send(of: Mapped, group: dist.ProcessGroup, steps: Sequence[Step], dim: int) 
         steps: chunks of the whole sequences, and what this rank holds of each.
         dim: the dimension that counts the rows.
     """
-    rank, ranks = dist.get_rank(group), group.size()
-    ends = [0] * ranks
-    kinds: list[list[_Kind]] = []
-    for chunks, tensors in steps:
-        rows = rows_of_ranks(chunks, ranks)
-        alike: dict[tuple[torch.Size, torch.dtype], list[int]] = {}
-        for nth, tensor in enumerate(tensors):
-            alike.setdefault((tensor.movedim(dim, 0).shape[1:], tensor.dtype), []).append(nth)
-        kinds.append([])
-        for (row, dtype), several in alike.items():
-            kinds[-1].append(_Kind(several, row, dtype, ends, rows))
-            of_row = len(several) * row.numel() * dtype.itemsize
-            ends = [aligned(end + count * of_row) for end, count in zip(ends, rows, strict=True)]
+    rank = dist.get_rank(group)
+    kinds, size = lay_out(steps, group.size(), dim)
     of.stream.wait_stream(torch.cuda.current_stream(of.device))
+    for _, tensors in steps:
+        for tensor in tensors:
+            tensor.record_stream(of.stream)
     with torch.cuda.stream(of.stream):
-        place = of.place(group, max(ends))
-        for (_, tensors), of_step in zip(steps, kinds, strict=True):
-            for kind in of_step:
-                mine = kind.of(place.memory, rank)
-                for i, nth in enumerate(kind.nth):
-                    tensors[nth].record_stream(of.stream)
-                    mine[:, i].copy_(tensors[nth].movedim(dim, 0)[: mine.shape[0]], non_blocking=True)
+        place = of.place(group, size)
+        pack(place.memory, steps, kinds, rank, dim)
         of.meet(group)
     return [partial(Read, of, place, step, of_step, rank, dim) for step, of_step in zip(steps, kinds, strict=True)]

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from dhp_safe_fa.integrations.context_parallel import parts
 from dhp_safe_fa.integrations.context_parallel.arriving import gather, gather_small, one_ahead
-from dhp_safe_fa.integrations.context_parallel.mapped import Step
+from dhp_safe_fa.integrations.context_parallel.packing import Step
 from dhp_safe_fa.integrations.context_parallel.parts import (
     KEYS_OF_TILE,
     ROWS_OF_BLOCK,
