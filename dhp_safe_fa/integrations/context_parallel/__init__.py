@@ -29,9 +29,9 @@ from dhp_safe_fa.integrations.context_parallel.agreement import (
     Fact,
     agree,
     dtype_fact,
-    meeting_device,
     number_fact,
     refuse,
+    serves,
     yes_or_no,
 )
 from dhp_safe_fa.integrations.context_parallel.arriving import Broadcast
@@ -145,7 +145,7 @@ class ContextParallel:
             Fact("dim:", dim),
             *(Fact(f"local: size of dimension {i}", size) for i, size in enumerate(local.shape) if i != dim),
         ]
-        lengths = agree(self._group, local.device, "unshard", facts, [local.shape[dim]])
+        lengths = agree(self._group, [local], "unshard", facts, [local.shape[dim]])
         return Broadcast(self._group, self._chunks("unshard", "local", [of[0] for of in lengths]), local, dim).wait()
 
     def _chunks(self, call: str, name: str, lengths: list[int]) -> list[Chunk]:
@@ -170,8 +170,8 @@ class ContextParallel:
     ) -> Tensor:
         """:func:`dhp_safe_fa.attention` of the whole sequences, for the local queries.
 
-        All ranks call it, in the same order, and run its backward, too. What has to agree is compared before either;
-        that waits for the device.
+        All ranks call it, in the same order, and run its backward, too. What has to agree is compared before either:
+        the host waits for the other ranks', and, if the group has no backend for CPUs, for the device.
 
         Args:
             q: local queries, [B, Hq, rows, D]; every rank may have another number of rows, also none.
@@ -269,13 +269,13 @@ class ContextParallel:
 
     def _tell_refused(self, name: str, *given: object) -> None:
         """Instead of a call: the other ranks, which make it, get an error at once."""
-        agree(self._group, meeting_device(self._group, *given), name, [], [], refused=True)
+        agree(self._group, given, name, [], [], refused=True)
 
     @_uncompiled
     def _run(self, name: str, read: Callable[..., Asked], q: Tensor, *given: Any) -> tuple[Tensor, Tensor]:
         """The call of this name, whose arguments `read` knows how to read."""
         try:
-            if isinstance(q, Tensor) and meeting_device(self._group, q).type != q.device.type:
+            if isinstance(q, Tensor) and not serves(self._group, q.device):
                 backend = dist.get_backend(self._group)
                 refuse(name, f"q: on {q.device}, where the group has no backend; it has {backend}")
             asked = read(name, q, *given)
@@ -287,7 +287,7 @@ class ContextParallel:
             self._tell_refused(name, q, *given)
             raise
         q, k, _ = asked.batched()
-        lengths = agree(self._group, q.device, name, facts, [q.shape[2], k.shape[2]])
+        lengths = agree(self._group, [q], name, facts, [q.shape[2], k.shape[2]])
         of_queries, of_keys = zip(*lengths, strict=True)
         queries, keys = self._chunks(name, "q", list(of_queries)), self._chunks(name, "k", list(of_keys))
         try:

@@ -66,18 +66,22 @@ def refuse(call: str, sentence: str) -> NoReturn:
     raise RuntimeError(f"ContextParallel.{call}: {sentence}")
 
 
-def meeting_device(group: dist.ProcessGroup, *given: object) -> torch.device:
-    """Where a rank sends its row from: the device of the first tensor among what was given that the group's backend
-    serves, or the CPU if it serves that."""
-    own = [device.type for device in group._device_types]
-    devices = [tensor.device for tensor in given if isinstance(tensor, torch.Tensor)]
-    fitting = [device for device in devices if device.type in own]
-    return fitting[0] if fitting else torch.device("cpu" if "cpu" in own else own[0])
+def serves(group: dist.ProcessGroup, device: torch.device) -> bool:
+    """Whether the group has a backend for tensors there."""
+    return device.type in [own.type for own in group._device_types]
+
+
+def _meeting_device(group: dist.ProcessGroup, given: Sequence[object]) -> torch.device:
+    """Where a rank sends its row from: the CPU if the group serves it, because there nobody waits for what a GPU still
+    has to do; else the device of the first tensor among what was given that it serves."""
+    cpu = torch.device("cpu")
+    fitting = (t.device for t in given if isinstance(t, torch.Tensor) and serves(group, t.device))
+    return cpu if serves(group, cpu) else next(fitting, group._device_types[0])
 
 
 def agree(
     group: dist.ProcessGroup,
-    device: torch.device,
+    given: Sequence[object],
     call: str,
     facts: Sequence[Fact],
     lengths: Sequence[int],
@@ -86,7 +90,8 @@ def agree(
     """Compares the facts, and returns the lengths of every rank.
 
     Args:
-        group, device: who takes part, and where its backend expects tensors.
+        group: who takes part.
+        given: what the call was given, on its device if it is right.
         call: one of CALLS.
         facts: the same on all ranks; none if refused.
         lengths: what may differ.
@@ -97,7 +102,7 @@ def agree(
     """
     rank, ranks = dist.get_rank(group), dist.get_world_size(group)
     mine = [int(refused), CALLS.index(call), *(fact.value for fact in facts), *lengths]
-    row = torch.tensor(mine + [0] * (WORDS - len(mine)), dtype=torch.int64, device=device)
+    row = torch.tensor(mine + [0] * (WORDS - len(mine)), dtype=torch.int64, device=_meeting_device(group, given))
     gathered = row.new_empty(ranks * WORDS)
     all_gather_single(gathered, row, group=group)
     rows: list[list[int]] = gathered.view(ranks, WORDS).tolist()

@@ -170,7 +170,7 @@ def gradients(
     own_queries, own_keys = (
         [c for c in chunks if c.rank == rank and c.start < c.stop] for chunks in (call.queries, call.keys)
     )
-    steps = list(call.heads(q, k))
+    steps = list(call.heads_arriving(q, k))
 
     of_keys = _bounds(call, own_keys, q, k, v)
     of_steps = gather(call.group, [(call.queries, (q[:, heads], grad_out[:, heads])) for heads, _ in steps])
