@@ -93,6 +93,19 @@ DHP_PTX uint32_t mbarrier_try(uint32_t barrier, uint32_t parity, uint32_t zero, 
   return done;
 }
 
+/* The same after a sleep of so many ns, to twice as many, or of 0 if the phase has come. */
+enum { NAP = 250000, LONG_NAP = 4 * NAP /* of who may wait for somebody that naps; the longest that there is */ };
+DHP_PTX uint32_t mbarrier_nap_and_try(uint32_t barrier, uint32_t parity, uint32_t zero, uint32_t before, uint32_t nap) {
+  uint32_t done;
+  asm volatile("{.reg .pred there; .reg .u32 now, same, ns; setp.ne.u32 there, %4, 0; xor.b32 same, %2, %3;\n"
+               "selp.u32 ns, 0, %5, there; nanosleep.u32 ns;\n"
+               "selp.u32 now, same, %2, there;\n" TRY "selp.u32 %0, 1, 0, there;}"
+               : "=r"(done)
+               : "r"(barrier), "r"(parity), "r"(zero), "r"(before), "r"(nap)
+               : "memory");
+  return done;
+}
+
 /*
  * One try, 4 us, for a wait that ends in a branch: there the warp stops until the outcome is known, and reads nothing
  * before. Whoever has waited in vain waits again, at length.
@@ -140,6 +153,12 @@ DEFINE_WAIT(mbarrier_wait, FOUR_TRIES)
 DEFINE_WAIT(mbarrier_wait_long, FOUR_TRIES SLEEP_AND_TRY)
 /* For what another warp asks for that may be in such a wait itself: longer than that sleeps. */
 DEFINE_WAIT(mbarrier_wait_longer, FOUR_TRIES SLEEP_AND_TRY SLEEP_AND_TRY)
+
+/* For streams in which a step has no way out to wait at length: a CTA's first tiles, and those that follow, with a nap
+ * that is as short for all that ask for tiles. */
+#define NAP_AND_TRY "{.reg .u32 ns; selp.u32 ns, 0, 250000, there; nanosleep.u32 ns;}\n" TRY_AGAIN
+DEFINE_WAIT(mbarrier_wait_first, FOUR_TRIES NAP_AND_TRY)
+DEFINE_WAIT(mbarrier_wait_steady, TRY TRY_AGAIN NAP_AND_TRY)
 
 /* ---- named barriers (9.7.13.1) --------------------------------------------------------------------------------- */
 

@@ -89,17 +89,21 @@ static bool begin_wait(int index, uint32_t parity, bool at_length) {
 
 /*
  * Who sleeps for a phase that another warp still has to ask for must not give up before that one, which may itself be
- * asleep for something late. Who asks is who has asked before.
+ * asleep for something late, or that was late: when that has come it sleeps on, once. Who asks for a stage is who has
+ * asked for it before, or, where these are the same, for the one before it.
  */
 static void require_patience() {
-  const auto is_asleep = [](const Warp &w) { return w.sleeps > 0 && !w.gave_up && w.at_mbarrier >= 0 && !has_come(w); };
+  const auto is_asleep = [](const Warp &w) { return w.sleeps > 0 && !w.gave_up && w.at_mbarrier >= 0; };
   for (const Warp &w : warps) {
-    if (!is_asleep(w)) continue;
+    if (!is_asleep(w) || has_come(w)) continue;
     const Mbarrier &barrier = mbarriers[(size_t)w.at_mbarrier];
+    const bool is_next = w.at_mbarrier > 0 && w.at_mbarrier < layout.ring && barrier.askers == 0;
+    const unsigned askers = is_next ? (&barrier - 1)->askers : barrier.askers;
     for (int i = 0; i < warp_count(); i++) {
       const Warp &asks = warps[(size_t)i];
-      const bool has_to_ask = barrier.askers >> i & ~barrier.arrived >> i & 1;
-      require(&asks == &w || !has_to_ask || !is_asleep(asks) || w.sleeps > asks.sleeps,
+      const bool has_to_ask = askers >> i & ~barrier.arrived >> i & 1;
+      require(&asks == &w || !has_to_ask || !is_asleep(asks) ||
+                  w.sleeps > (has_come(asks) ? std::min(asks.sleeps, (int)SLEEP) : asks.sleeps),
               "a warp sleeps no longer than the one that it waits for may");
     }
   }
@@ -114,6 +118,18 @@ static bool try_once(int index, uint32_t parity, bool may_give_up) {
   give_way();
   const bool came = has_come(w);
   w.at_mbarrier = -1;
+  return came;
+}
+
+static bool came_at_once(int index, uint32_t parity) {
+  return ((unsigned)mbarriers[(size_t)index].phase & 1) != parity;
+}
+
+/* The same, so many sleeps long; 0: none, because the phase was seen to have come. */
+static bool try_asleep(int index, uint32_t parity, int sleeps, bool may_give_up) {
+  self().sleeps = sleeps;
+  const bool came = try_once(index, parity, may_give_up);
+  self().sleeps = 0;
   return came;
 }
 
@@ -139,35 +155,44 @@ bool mbarrier_wait(uint32_t address, uint32_t parity, int sleeps) {
     w.phase_awaited = (int)w.wait_began[index].size();
   else if (!begin_wait(index, parity, at_length))
     return true;
-  w.sleeps = sleeps;
-  const bool came = try_once(index, parity, time_outs && one_in(50));
-  w.sleeps = 0;
+  const bool came = try_asleep(index, parity, came_at_once(index, parity) ? 0 : sleeps, time_outs && one_in(50));
   end_wait(index, came, at_length);
+  return came;
+}
+
+/* In a stream of tiles, and there is no other wait after it. */
+bool mbarrier_wait_steady(uint32_t address, uint32_t parity) {
+  const int index = mbarrier_at(address);
+  if (!begin_wait(index, parity, false)) return true;
+  const bool came = try_asleep(index, parity, came_at_once(index, parity) ? 0 : NAP, time_outs && one_in(50));
+  end_wait(index, came, true);
   return came;
 }
 
 /* Any try but the last two may end too early, time-outs or not: that is what the others are for. The last one only
  * makes sure that what the one before said is known; if that came in vain, it says anything. */
-bool mbarrier_try(uint32_t address, uint32_t parity, bool came_before) {
+bool mbarrier_try(uint32_t address, uint32_t parity, bool came_before, int of, int sleeps) {
   const int index = mbarrier_at(address);
   Tries &tries = self().tries;
   if (tries.made == 0) {
     tries.mbarrier = index;
     tries.parity = parity;
-    tries.came = false;
+    tries.came = tries.naps = false;
     tries.for_nothing = !begin_wait(index, parity, false);
   }
   require(tries.mbarrier == index && tries.parity == parity, "a wait of too few tries");
   require(tries.came == came_before, "a try does not know what the one before said");
-  if (++tries.made == TRIES) {
+  if (++tries.made == of) {
     tries.made = 0;
     return tries.came || one_in(2);
   }
   if (tries.for_nothing) return tries.came = true;
-  const bool counts_last = tries.made == TRIES - 1;
-  const bool came = try_once(index, parity, counts_last ? time_outs && one_in(50) : one_in(2));
+  const bool counts_last = tries.made == of - 1;
+  const bool came =
+      try_asleep(index, parity, tries.came ? 0 : sleeps, counts_last ? time_outs && one_in(50) : one_in(2));
+  tries.naps |= sleeps > 0;
   require(came || !tries.came || self().timed_out(), "a phase ends between two tries of a wait for the one before");
-  if ((came && !tries.came) || (counts_last && !came)) end_wait(index, came, false);
+  if ((came && !tries.came) || (counts_last && !came)) end_wait(index, came, tries.naps);
   return tries.came = came;
 }
 

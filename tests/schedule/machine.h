@@ -15,10 +15,7 @@
 
 namespace sim {
 
-enum {
-  NAMED_BARRIERS = 16,
-  TRIES = 5 /* of a wait in the stream of tiles: so many as mbarrier_wait in ptx.cuh makes */
-};
+enum { NAMED_BARRIERS = 16 };
 
 using Clock = std::array<int, MAX_WARPS>;
 
@@ -88,6 +85,7 @@ struct Tries {
   int mbarrier = -1;
   uint32_t parity = 0;
   bool for_nothing = false, came = false;
+  bool naps = false; /* one of its tries came after a sleep: there is no other wait after it */
 };
 
 struct Warp {
@@ -99,7 +97,7 @@ struct Warp {
   int at_named_barrier, at_mbarrier; /* where it waits; -1: nowhere */
   uint32_t parity;                   /* that it waits for at an mbarrier */
   bool gives_up;                     /* the next time it has a turn, if the phase has not come */
-  int sleeps;                        /* how often it may sleep in the wait that it is in, before it gives up */
+  int sleeps;                        /* how long it may sleep in the wait that it is in, before it gives up, in naps */
   int priority;
   int meetings; /* of its lanes in shuffles */
   Clock clock;

@@ -51,7 +51,13 @@ MUTATIONS = (
     ),
     Mutation("arrivals_of_all_loaders_at_the_one_place", (("? 1 : LOADERS - DP_ALONE", "? LOADERS : LOADERS"),)),
     Mutation(
-        "the_one_place_not_awaited", (("mbarrier_wait(dp_full, (uint32_t)(done & 1)", "mbarrier_wait(dp_full, 0"),)
+        "who_asks_may_still_be_asleep",
+        (("bar_sync(SPARE && is_last_group && done == 0, AWAKE, WARPGROUP_THREADS);", ""),),
+        time_outs=True,
+    ),
+    Mutation(
+        "the_one_place_not_awaited",
+        (("mbarrier_wait_steady(dp_full, (uint32_t)(done & 1)", "mbarrier_wait_steady(dp_full, 0"),),
     ),
     Mutation(
         "asked_for_before_all_have_dp",

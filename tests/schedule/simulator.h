@@ -40,6 +40,7 @@ struct Layout {
   int warps = 0;
   uint32_t barriers = 0; /* shared address of the first mbarrier */
   int mbarriers = 0;
+  int ring = 0;        /* of these first ones the same warps ask for each */
   int for_nothing = 0; /* at these first ones a warp may wait for a phase that it has seen, or one before the first */
   bool mbarriers_order = false; /* what came before the arrivals of a phase comes before what follows a wait for it */
   std::vector<Boxes> boxes;
@@ -67,8 +68,11 @@ int warp_count();
 void await_launches_before();
 void mbarrier_init(uint32_t address, int arrivals);
 void mbarrier_arrive(uint32_t address, uint32_t bytes);
-bool mbarrier_wait(uint32_t address, uint32_t parity, int sleeps);      /* before it gives up: then it is at length */
-bool mbarrier_try(uint32_t address, uint32_t parity, bool came_before); /* one of a wait that is spread out */
+enum { NAP = 1, LONG_NAP = 4, SLEEP = 4 }; /* how long these are, of which a wait may have several, in naps */
+bool mbarrier_wait(uint32_t address, uint32_t parity, int sleeps); /* before it gives up: then it is at length */
+bool mbarrier_wait_steady(uint32_t address, uint32_t parity);      /* with a sleep, and no other wait after it */
+/* One of so many tries of a wait that is spread out, perhaps after a sleep. */
+bool mbarrier_try(uint32_t address, uint32_t parity, bool came_before, int of, int sleeps);
 void named_barrier(int id, int threads, bool wait);
 void load(uint32_t destination, uint32_t barrier, const Tile &tile);
 void commit_products();

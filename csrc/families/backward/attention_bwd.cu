@@ -37,10 +37,11 @@
 /* More named barriers, where the one place of dP's tiles changes hands. */
 enum meeting {
   DP_FREE = LOADED + STAGES, /* all have dP of this step */
-  DP_ASKED                   /* the next one was asked for */
+  DP_ASKED,                  /* the next one was asked for */
+  AWAKE                      /* the last warpgroup has the first two tiles */
 };
 
-static_assert(DP_ASKED < 16, "there are 16 named barriers");
+static_assert(AWAKE < 16, "there are 16 named barriers");
 
 extern "C" __global__ void __launch_bounds__(CTA_THREADS, CTAS_PER_SM)
 dhp_attention_bwd(const __grid_constant__ CUtensorMap own_s_map, const __grid_constant__ CUtensorMap own_dp_map,
@@ -107,8 +108,8 @@ dhp_attention_bwd(const __grid_constant__ CUtensorMap own_s_map, const __grid_co
   stage at = {0, 0};
   place now = {0, 0};
   const uint32_t first = steps > 0 ? 0 : 1; /* nothing to come: the phase before */
-  uint32_t arrived = mbarrier_wait_long(stages_full, first, p.zero);
-  if (DP_ALONE) arrived &= mbarrier_wait_long(dp_full, first, p.zero);
+  uint32_t arrived = mbarrier_wait_first(stages_full, first, p.zero);
+  if (DP_ALONE) arrived &= mbarrier_wait_first(dp_full, first, p.zero);
 
 #define OF_STAGE(descriptor) ((descriptor) + at.index * (WALK_BYTES / DESCRIPTOR_UNIT))
 /* S and dP; dP's tile, if it has a place of its own, is awaited while the tensor cores are at S. */
@@ -116,8 +117,8 @@ dhp_attention_bwd(const __grid_constant__ CUtensorMap own_s_map, const __grid_co
   do {                                                                             \
     issue_scores(s, own_s, OF_STAGE(walk_s));                                      \
     if (DP_ALONE) {                                                                \
-      arrived &= mbarrier_wait(dp_full, (uint32_t)(done & 1), p.zero);             \
       bar_sync(!is_last_group && done > 0, DP_ASKED, CTA_THREADS);                 \
+      arrived &= mbarrier_wait_steady(dp_full, (uint32_t)(done & 1), p.zero);      \
     }                                                                              \
     if (WITH_DS) issue_scores(dp, own_dp, DP_ALONE ? walk_dp : OF_STAGE(walk_dp)); \
   } while (0)
@@ -125,14 +126,17 @@ dhp_attention_bwd(const __grid_constant__ CUtensorMap own_s_map, const __grid_co
 /*
  * S had come, so this warpgroup has finished the step before. The last one waits until all have finished the step
  * before that, if there are stages enough, so that they need not go in step; then that stage is loaded again.
- * Before they use what was asked for, the others meet the last one. By then it has long been there, unless their wait
- * was in vain: without this meeting, a warp that has waited in vain would run ahead of the barriers.
+ * Before they wait for what was asked for, the others meet the last one. By then it has long been there, unless a wait
+ * was in vain, or long: without this meeting, a warp that has waited in vain would run ahead of the barriers, and one
+ * that waits could give up before the last one, which sleeps as long, has asked. So could a warp of the last one; its
+ * warps meet before they ask.
  */
 #define FREE_STAGE_AND_LOAD()                                                                             \
   do {                                                                                                    \
     const int before = index_before(at.index), freed = SPARE ? index_before(before) : before;             \
     bar_arrive(!is_last_group && (!SPARE || done + 1 < steps), FINISHED + at.index, CTA_THREADS);         \
     bar_sync(is_last_group && (!SPARE || done > 0), FINISHED + (SPARE ? before : at.index), CTA_THREADS); \
+    bar_sync(SPARE && is_last_group && done == 0, AWAKE, WARPGROUP_THREADS);                              \
     const int wanted = next.head < w.heads && arrived && !load.alone;                                     \
     load_tile(wanted, &load, &statistics_map, base, freed, &w, next, p.heads, 0);                         \
     bar_arrive(is_last_group && next.head < w.heads, LOADED + freed, CTA_THREADS);                        \
@@ -155,8 +159,8 @@ dhp_attention_bwd(const __grid_constant__ CUtensorMap own_s_map, const __grid_co
   do {                                                                                                                 \
     const stage after = stage_after(at);                                                                               \
     const uint32_t parity = after.parity ^ (uint32_t)(done + 1 == steps);                                              \
-    arrived &= mbarrier_wait(stages_full + 8 * after.index, parity, p.zero);                                           \
     bar_sync(!is_last_group && done + 1 < steps && done + 1 >= STAGES - 1 - SPARE, LOADED + after.index, CTA_THREADS); \
+    arrived &= mbarrier_wait_steady(stages_full + 8 * after.index, parity, p.zero);                                    \
   } while (0)
 
 /* A step, with the mask or without. Without a stage to spare, a tile is asked for as early as possible, and awaited

@@ -103,7 +103,9 @@ dhp_attention_bwd(const __grid_constant__ CUtensorMap own_s_map, const __grid_co
   stage at = {0, 0};
   place now = {0, 0};
   int done = 0;
-  uint32_t arrived = mbarrier_wait_long(stages_full, steps > 0 ? 0 : 1, p.zero); /* nothing to come: the phase before */
+  uint32_t arrived =
+      mbarrier_wait_first(stages_full, steps > 0 ? 0 : 1, p.zero); /* nothing to come: the phase before */
+  const uint32_t nap = is_last_group ? NAP : LONG_NAP;
 
   /* Of the walked queries, those of this thread's columns. */
   const uint32_t statistics = base + SHARED_STATISTICS + lane % 4 * STATISTICS_OF_PAIR;
@@ -147,9 +149,15 @@ dhp_attention_bwd(const __grid_constant__ CUtensorMap own_s_map, const __grid_co
 /* The share of two steps ago, which was written to shared memory at the end of the last one. */
 #define SEND_SHARE() send_share(sent.exists, sums_of(&p, w.batch, &sent, group), share_out)
 
-/* The next tile's barrier, once more; what was said before is `known` then. After the last step: the phase before,
- * which has come. */
+/*
+ * The next tile's barrier, once more; what was said before is `known` then. After the last step: the phase before,
+ * which has come. The other warpgroup may wait for a tile that the last one is late to ask for: it naps for longer. The
+ * warps of the last one have met in this step, or at its beginning, so none of them waits for what another one has yet
+ * to ask for.
+ */
 #define TRY_NEXT() known = there, there = mbarrier_try(stages_full + 8 * after.index, parity, p.zero, there)
+#define NAP_AND_TRY_NEXT() \
+  known = there, there = mbarrier_nap_and_try(stages_full + 8 * after.index, parity, p.zero, there, nap)
 
 /* The second warpgroup begins later than the first, by the time until here: at the same time they would compute at the
  * same time, and the tensor cores would have nothing to do. */
@@ -189,7 +197,7 @@ dhp_attention_bwd(const __grid_constant__ CUtensorMap own_s_map, const __grid_co
     if (SPARE) TRY_NEXT();                                                                                   \
     fence_async_shared();                                                                                    \
     bar_arrive(1, WRITTEN + group + 2 * (done & 1), CTA_THREADS);                                            \
-    if (SPARE) TRY_NEXT();                                                                                   \
+    if (SPARE) NAP_AND_TRY_NEXT();                                                                           \
     bulk_wait_read();                                                                                        \
     __syncwarp();                                                                                            \
     wgmma_wait(1);                                                                                           \
@@ -208,7 +216,7 @@ dhp_attention_bwd(const __grid_constant__ CUtensorMap own_s_map, const __grid_co
       unit[r] = unit_from(*unit_of_row(&p, w.batch, &last, r, lane));                                        \
     if (!SPARE) {                                                                                            \
       TRY_NEXT();                                                                                            \
-      TRY_NEXT();                                                                                            \
+      NAP_AND_TRY_NEXT();                                                                                    \
       TRY_NEXT();                                                                                            \
     }                                                                                                        \
     arrived &= known;                                                                                        \

@@ -30,9 +30,20 @@ static inline uint32_t mbarrier_wait_long(uint32_t barrier, uint32_t parity, uin
 static inline uint32_t mbarrier_wait_longer(uint32_t barrier, uint32_t parity, uint32_t zero) {
   return mbarrier_wait(barrier, parity, zero);
 }
+static inline uint32_t mbarrier_wait_first(uint32_t barrier, uint32_t parity, uint32_t zero) {
+  return mbarrier_wait(barrier, parity, zero);
+}
+static inline uint32_t mbarrier_wait_steady(uint32_t barrier, uint32_t parity, uint32_t zero) {
+  return mbarrier_wait(barrier, parity, zero);
+}
 /* Once one has said that the phase has come, so do the others. */
 static inline uint32_t mbarrier_try(uint32_t barrier, uint32_t parity, uint32_t, uint32_t before) {
   return before ? before : (uint32_t)emulated::mbarrier_await(barrier, parity);
+}
+enum { NAP = 1, LONG_NAP = 1 };
+static inline uint32_t mbarrier_nap_and_try(uint32_t barrier, uint32_t parity, uint32_t zero, uint32_t before,
+                                            uint32_t) {
+  return mbarrier_try(barrier, parity, zero, before);
 }
 static inline uint32_t mbarrier_wait_begin(uint32_t, uint32_t, uint32_t) { return 0; }
 static inline uint32_t mbarrier_wait_end(uint32_t barrier, uint32_t parity, uint32_t zero, uint32_t) {

@@ -83,6 +83,7 @@ sim::Layout model::begin(const std::vector<int> &lengths) {
   layout.warps = shape.warpgroups * sim::WARPS_PER_GROUP;
   layout.barriers = shape.barriers;
   layout.mbarriers = layout.for_nothing = shape.stages + dp_is_alone();
+  layout.ring = shape.stages;
   layout.mbarriers_order =
       !shape.with_dq; /* a warpgroup that only arrives at FINISHED is held back by the loads it waits for */
   const int own = shape.warpgroups * box_count(), walked = shape.stages * box_count();

@@ -21,24 +21,35 @@ static inline uint32_t mbarrier_wait_short(uint32_t barrier, uint32_t parity) {
   return sim::mbarrier_wait(barrier, parity, 0);
 }
 static inline uint32_t mbarrier_wait_long(uint32_t barrier, uint32_t parity, uint32_t) {
-  return sim::mbarrier_wait(barrier, parity, 1);
+  return sim::mbarrier_wait(barrier, parity, sim::SLEEP);
 }
 static inline uint32_t mbarrier_wait_longer(uint32_t barrier, uint32_t parity, uint32_t) {
-  return sim::mbarrier_wait(barrier, parity, 2);
+  return sim::mbarrier_wait(barrier, parity, 2 * sim::SLEEP);
 }
-static inline uint32_t mbarrier_try(uint32_t barrier, uint32_t parity, uint32_t, uint32_t before) {
-  return sim::mbarrier_try(barrier, parity, before);
+static inline uint32_t mbarrier_wait_first(uint32_t barrier, uint32_t parity, uint32_t) {
+  return sim::mbarrier_wait(barrier, parity, sim::NAP);
+}
+static inline uint32_t mbarrier_wait_steady(uint32_t barrier, uint32_t parity, uint32_t) {
+  return sim::mbarrier_wait_steady(barrier, parity);
 }
 
+enum { TRIES = 5 /* of a wait that is spread out */, NAP = sim::NAP, LONG_NAP = sim::LONG_NAP };
+static inline uint32_t mbarrier_nap_and_try(uint32_t barrier, uint32_t parity, uint32_t, uint32_t before,
+                                            uint32_t nap) {
+  return sim::mbarrier_try(barrier, parity, before, TRIES, (int)nap);
+}
+static inline uint32_t mbarrier_try(uint32_t barrier, uint32_t parity, uint32_t zero, uint32_t before) {
+  return mbarrier_nap_and_try(barrier, parity, zero, before, 0);
+}
 static inline uint32_t mbarrier_wait_begin(uint32_t barrier, uint32_t parity, uint32_t) {
   uint32_t there = 0;
   for (int i = 0; i < 3; i++)
-    there = sim::mbarrier_try(barrier, parity, there);
+    there = sim::mbarrier_try(barrier, parity, there, TRIES, 0);
   return there;
 }
 static inline uint32_t mbarrier_wait_end(uint32_t barrier, uint32_t parity, uint32_t, uint32_t before) {
-  const uint32_t done = sim::mbarrier_try(barrier, parity, before);
-  sim::mbarrier_try(barrier, parity, done);
+  const uint32_t done = sim::mbarrier_try(barrier, parity, before, TRIES, 0);
+  sim::mbarrier_try(barrier, parity, done, TRIES, 0);
   return done;
 }
 
