@@ -33,7 +33,11 @@ void complete_if_due(int index) {
 
 } // namespace
 
-bool has_come(const Warp &w) { return ((unsigned)mbarriers[(size_t)w.at_mbarrier].phase & 1) != w.parity; }
+static bool phase_has_come(int index, uint32_t parity) {
+  return ((unsigned)mbarriers[(size_t)index].phase & 1) != parity;
+}
+
+bool has_come(const Warp &w) { return phase_has_come(w.at_mbarrier, w.parity); }
 
 void finish_load(size_t index) {
   const Load done = loads[index];
@@ -98,7 +102,7 @@ static void require_patience() {
     if (!is_asleep(w) || has_come(w)) continue;
     const Mbarrier &barrier = mbarriers[(size_t)w.at_mbarrier];
     const bool is_next = w.at_mbarrier > 0 && w.at_mbarrier < layout.ring && barrier.askers == 0;
-    const unsigned askers = is_next ? (&barrier - 1)->askers : barrier.askers;
+    const unsigned askers = is_next ? mbarriers[(size_t)w.at_mbarrier - 1].askers : barrier.askers;
     for (int i = 0; i < warp_count(); i++) {
       const Warp &asks = warps[(size_t)i];
       const bool has_to_ask = askers >> i & ~barrier.arrived >> i & 1;
@@ -119,10 +123,6 @@ static bool try_once(int index, uint32_t parity, bool may_give_up) {
   const bool came = has_come(w);
   w.at_mbarrier = -1;
   return came;
-}
-
-static bool came_at_once(int index, uint32_t parity) {
-  return ((unsigned)mbarriers[(size_t)index].phase & 1) != parity;
 }
 
 /* The same, so many sleeps long; 0: none, because the phase was seen to have come. */
@@ -155,7 +155,7 @@ bool mbarrier_wait(uint32_t address, uint32_t parity, int sleeps) {
     w.phase_awaited = (int)w.wait_began[index].size();
   else if (!begin_wait(index, parity, at_length))
     return true;
-  const bool came = try_asleep(index, parity, came_at_once(index, parity) ? 0 : sleeps, time_outs && one_in(50));
+  const bool came = try_asleep(index, parity, phase_has_come(index, parity) ? 0 : sleeps, time_outs && one_in(50));
   end_wait(index, came, at_length);
   return came;
 }
@@ -164,14 +164,14 @@ bool mbarrier_wait(uint32_t address, uint32_t parity, int sleeps) {
 bool mbarrier_wait_steady(uint32_t address, uint32_t parity) {
   const int index = mbarrier_at(address);
   if (!begin_wait(index, parity, false)) return true;
-  const bool came = try_asleep(index, parity, came_at_once(index, parity) ? 0 : NAP, time_outs && one_in(50));
+  const bool came = try_asleep(index, parity, phase_has_come(index, parity) ? 0 : NAP, time_outs && one_in(50));
   end_wait(index, came, true);
   return came;
 }
 
 /* Any try but the last two may end too early, time-outs or not: that is what the others are for. The last one only
  * makes sure that what the one before said is known; if that came in vain, it says anything. */
-bool mbarrier_try(uint32_t address, uint32_t parity, bool came_before, int of, int sleeps) {
+bool mbarrier_try(uint32_t address, uint32_t parity, bool came_before, int sleeps) {
   const int index = mbarrier_at(address);
   Tries &tries = self().tries;
   if (tries.made == 0) {
@@ -182,12 +182,12 @@ bool mbarrier_try(uint32_t address, uint32_t parity, bool came_before, int of, i
   }
   require(tries.mbarrier == index && tries.parity == parity, "a wait of too few tries");
   require(tries.came == came_before, "a try does not know what the one before said");
-  if (++tries.made == of) {
+  if (++tries.made == TRIES) {
     tries.made = 0;
     return tries.came || one_in(2);
   }
   if (tries.for_nothing) return tries.came = true;
-  const bool counts_last = tries.made == of - 1;
+  const bool counts_last = tries.made == TRIES - 1;
   const bool came =
       try_asleep(index, parity, tries.came ? 0 : sleeps, counts_last ? time_outs && one_in(50) : one_in(2));
   tries.naps |= sleeps > 0;

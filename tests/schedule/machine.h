@@ -15,7 +15,10 @@
 
 namespace sim {
 
-enum { NAMED_BARRIERS = 16 };
+enum {
+  NAMED_BARRIERS = 16,
+  TRIES = 5 /* of a wait in the stream of tiles: so many as mbarrier_wait in ptx.cuh makes */
+};
 
 using Clock = std::array<int, MAX_WARPS>;
 

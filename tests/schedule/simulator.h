@@ -71,8 +71,8 @@ void mbarrier_arrive(uint32_t address, uint32_t bytes);
 enum { NAP = 1, LONG_NAP = 4, SLEEP = 4 }; /* how long these are, of which a wait may have several, in naps */
 bool mbarrier_wait(uint32_t address, uint32_t parity, int sleeps); /* before it gives up: then it is at length */
 bool mbarrier_wait_steady(uint32_t address, uint32_t parity);      /* with a sleep, and no other wait after it */
-/* One of so many tries of a wait that is spread out, perhaps after a sleep. */
-bool mbarrier_try(uint32_t address, uint32_t parity, bool came_before, int of, int sleeps);
+/* One try of a wait that is spread out, perhaps after a sleep. */
+bool mbarrier_try(uint32_t address, uint32_t parity, bool came_before, int sleeps);
 void named_barrier(int id, int threads, bool wait);
 void load(uint32_t destination, uint32_t barrier, const Tile &tile);
 void commit_products();

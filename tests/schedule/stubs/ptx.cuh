@@ -33,10 +33,10 @@ static inline uint32_t mbarrier_wait_steady(uint32_t barrier, uint32_t parity, u
   return sim::mbarrier_wait_steady(barrier, parity);
 }
 
-enum { TRIES = 5 /* of a wait that is spread out */, NAP = sim::NAP, LONG_NAP = sim::LONG_NAP };
+enum { NAP = sim::NAP, LONG_NAP = sim::LONG_NAP };
 static inline uint32_t mbarrier_nap_and_try(uint32_t barrier, uint32_t parity, uint32_t, uint32_t before,
                                             uint32_t nap) {
-  return sim::mbarrier_try(barrier, parity, before, TRIES, (int)nap);
+  return sim::mbarrier_try(barrier, parity, before, (int)nap);
 }
 static inline uint32_t mbarrier_try(uint32_t barrier, uint32_t parity, uint32_t zero, uint32_t before) {
   return mbarrier_nap_and_try(barrier, parity, zero, before, 0);
@@ -44,12 +44,12 @@ static inline uint32_t mbarrier_try(uint32_t barrier, uint32_t parity, uint32_t 
 static inline uint32_t mbarrier_wait_begin(uint32_t barrier, uint32_t parity, uint32_t) {
   uint32_t there = 0;
   for (int i = 0; i < 3; i++)
-    there = sim::mbarrier_try(barrier, parity, there, TRIES, 0);
+    there = sim::mbarrier_try(barrier, parity, there, 0);
   return there;
 }
 static inline uint32_t mbarrier_wait_end(uint32_t barrier, uint32_t parity, uint32_t, uint32_t before) {
-  const uint32_t done = sim::mbarrier_try(barrier, parity, before, TRIES, 0);
-  sim::mbarrier_try(barrier, parity, done, TRIES, 0);
+  const uint32_t done = sim::mbarrier_try(barrier, parity, before, 0);
+  sim::mbarrier_try(barrier, parity, done, 0);
   return done;
 }
 
