@@ -235,13 +235,21 @@ def test_compiled(processes: Processes) -> None:
 def test_one_ahead() -> None:
     steps: list[str] = []
 
-    def start(i: int) -> int:
-        steps.append(f"start {i}")
-        return i
+    class Step:
+        def __init__(self, i: int) -> None:
+            self._i = i
+            steps.append(f"start {i}")
 
-    for i in one_ahead(partial(start, i) for i in range(3)):
-        steps.append(f"use {i}")
-    assert steps == ["start 0", "start 1", "use 0", "start 2", "use 1", "use 2"]
+        def begin(self) -> None:
+            steps.append(f"begin {self._i}")
+
+        def wait(self) -> list[Tensor]:
+            steps.append(f"use {self._i}")
+            return []
+
+    for one in one_ahead(partial(Step, i) for i in range(3)):
+        one.wait()
+    assert steps == ["start 0", "begin 0", "start 1", "use 0", "begin 1", "start 2", "use 1", "begin 2", "use 2"]
     assert list(one_ahead([])) == []
 
 

@@ -98,6 +98,7 @@ def test_whole_sequences_arrive(ranks: int, seed: int) -> None:
             group.rank = rank
             for start, wanted in zip(starts[rank], wholes, strict=True):
                 arriving: Read = start()
+                arriving.begin()
                 for one, other in zip(arriving.wait(), wanted, strict=True):
                     assert one.dtype == other.dtype
                     assert torch.equal(one, other)
@@ -127,10 +128,10 @@ def test_nobody_writes_where_others_may_still_read(monkeypatch: pytest.MonkeyPat
     events: list[str] = []
     monkeypatch.setattr(mapped.dist, "all_reduce", lambda _tensor, group: events.append("meet"))
     late, early = send(of_rank, group, [(chunks, [tensor]), (chunks, [tensor])], dim=2)
-    early()
+    early().begin()
     send(of_rank, group, [(chunks, [tensor])], dim=2)
     assert events == ["meet"] * 2
-    late()  # of the first place, after all have met for the second
+    late().begin()  # of the first place, after all have met for the second
     send(of_rank, group, [(chunks, [tensor])], dim=2)
     assert events == ["meet"] * 4, "once before it writes there again, once after"
     send(of_rank, group, [(chunks, [tensor])], dim=2)

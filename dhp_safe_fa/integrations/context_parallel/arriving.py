@@ -15,14 +15,18 @@ from dhp_safe_fa.integrations.context_parallel.mapped import mapped, send
 from dhp_safe_fa.integrations.context_parallel.packing import Kind, Step, lay_out, pack, unpack
 from dhp_safe_fa.integrations.context_parallel.placement import Chunk
 
-T = TypeVar("T")
-
 
 class Arriving(Protocol):
-    """Whole sequences on their way."""
+    """Whole sequences that will be on their way."""
+
+    def begin(self) -> None:
+        """Lets them set off, at the latest."""
 
     def wait(self) -> list[Tensor]:
         """The whole tensors, their dimensions as the local ones'. Once: from then on they are the caller's alone."""
+
+
+A = TypeVar("A", bound=Arriving)
 
 
 class Broadcast:
@@ -64,6 +68,9 @@ class Broadcasts:
     def __init__(self, group: dist.ProcessGroup, chunks: Sequence[Chunk], tensors: Sequence[Tensor]) -> None:
         self._each = [Broadcast(group, chunks, tensor) for tensor in tensors]
 
+    def begin(self) -> None:
+        """They have: a transfer that were asked for later would wait for what is computed until then."""
+
     def wait(self) -> list[Tensor]:
         return [each.wait() for each in self._each]
 
@@ -83,13 +90,17 @@ def gather(group: dist.ProcessGroup, steps: Sequence[Step]) -> Sequence[Callable
     return [partial(Broadcasts, group, *step) for step in steps]
 
 
-def one_ahead(starts: Iterable[Callable[[], T]]) -> Iterator[T]:
-    """What each start returns, once the next one has been started: it is on its way while this one is worked on."""
-    waiting: list[T] = []
+def one_ahead(starts: Iterable[Callable[[], A]]) -> Iterator[A]:
+    """What each start returns, once the next one has been started: it is on its way while this one is worked on.
+
+    Every one begins after the work on the one before it was given to the GPU, which so does not wait while the host
+    asks for copies."""
+    waiting: list[A] = []
     for start in starts:
         waiting.append(start())
         if len(waiting) > 1:
             yield waiting.pop(0)
+        waiting[0].begin()
     yield from waiting
 
 

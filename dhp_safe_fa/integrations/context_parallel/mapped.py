@@ -136,30 +136,33 @@ class Read:
     """
 
     def __init__(self, of: Mapped, place: Place, step: Step, kinds: Sequence[Kind], rank: int, dim: int) -> None:
-        chunks, tensors = step
-        self._device, self._kinds, self._dim = of.device, kinds, dim
-        self._wholes = []
-        for kind in kinds:
-            shape = chunks[-1].stop, len(kind.nth), *kind.row
-            whole = torch.empty(shape, dtype=kind.dtype, device=of.device)
+        self._of, self._place, self._step, self._kinds, self._rank, self._dim = of, place, step, kinds, rank, dim
+        rows = step[0][-1].stop
+        self._wholes = [
+            torch.empty((rows, len(kind.nth), *kind.row), dtype=kind.dtype, device=of.device) for kind in kinds
+        ]
+        self._free = torch.cuda.current_stream(of.device).record_event()  # then nobody has the memory any more
+
+    def begin(self) -> None:
+        (chunks, tensors), of, rank = self._step, self._of, self._rank
+        of.stream.wait_event(self._free)
+        for kind, whole in zip(self._kinds, self._wholes, strict=True):
             whole.record_stream(of.stream)
-            for chunk in (c for c in chunks if c.rank == rank):
-                for i, nth in enumerate(kind.nth):
-                    whole[chunk.start : chunk.stop, i].copy_(tensors[nth].movedim(dim, 0)[chunk.local])
-            self._wholes.append(whole)
-        of.stream.wait_stream(torch.cuda.current_stream(of.device))  # at work with what the memory was before
-        with torch.cuda.stream(of.stream):
-            for kind, whole in zip(kinds, self._wholes, strict=True):
-                ranks = len(kind.rows)
-                for chunk in sorted(chunks, key=lambda one: (one.rank - rank) % ranks):  # not all from one at a time
-                    if chunk.rank != rank and chunk.stop > chunk.start:
-                        there = kind.of(place.of_ranks[chunk.rank], chunk.rank)[chunk.local]
-                        whole[chunk.start : chunk.stop].copy_(there, non_blocking=True)
-            self._there = of.stream.record_event()
-        place.read = of.meetings
+            ranks = len(kind.rows)
+            for chunk in sorted(chunks, key=lambda one: (one.rank - rank) % ranks):  # not all from one at a time
+                here = whole[chunk.start : chunk.stop]
+                if chunk.rank == rank:
+                    for i, nth in enumerate(kind.nth):
+                        here[:, i].copy_(tensors[nth].movedim(self._dim, 0)[chunk.local])
+                elif chunk.stop > chunk.start:
+                    with torch.cuda.stream(of.stream):
+                        there = kind.of(self._place.of_ranks[chunk.rank], chunk.rank)[chunk.local]
+                        here.copy_(there, non_blocking=True)
+        self._there = of.stream.record_event()
+        self._place.read = of.meetings
 
     def wait(self) -> list[Tensor]:
-        torch.cuda.current_stream(self._device).wait_event(self._there)
+        torch.cuda.current_stream(self._of.device).wait_event(self._there)
         wholes = self._wholes
         del self._wholes
         return unpack(wholes, self._kinds, self._dim)
