@@ -5,8 +5,11 @@ With GPUs test_context_parallel.py and test_shares.py go this way."""
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import pytest
@@ -31,13 +34,26 @@ class InOrder:
 
 
 class Group:
-    """Of whom the present rank is set from outside."""
+    """Each rank is a thread."""
 
     def __init__(self, ranks: int) -> None:
-        self.ranks, self.rank = ranks, 0
+        self.ranks, self.meeting, self.of_thread = ranks, threading.Barrier(ranks), threading.local()
 
     def size(self) -> int:
         return self.ranks
+
+    def run(self, of_rank: Callable[[int], None]) -> None:
+        def in_thread(rank: int) -> None:
+            self.of_thread.rank = rank
+            try:
+                of_rank(rank)
+            except BaseException:
+                self.meeting.abort()
+                raise
+
+        with ThreadPoolExecutor(self.ranks) as threads:
+            for done in [threads.submit(in_thread, rank) for rank in range(self.ranks)]:
+                done.result()
 
 
 @pytest.fixture(autouse=True)
@@ -45,8 +61,8 @@ def _without_gpus(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(torch.cuda, "current_stream", lambda _device=None: InOrder())
     monkeypatch.setattr(torch.cuda, "stream", lambda _stream: nullcontext())
     monkeypatch.setattr(Tensor, "record_stream", lambda _self, _stream: None)
-    monkeypatch.setattr(mapped.dist, "get_rank", lambda group: group.rank)
-    monkeypatch.setattr(mapped.dist, "all_reduce", lambda _tensor, group: None)
+    monkeypatch.setattr(mapped.dist, "get_rank", lambda group: group.of_thread.rank)
+    monkeypatch.setattr(mapped.dist, "all_reduce", lambda _tensor, group: group.meeting.wait())
     yield
 
 
@@ -72,6 +88,16 @@ def test_whole_sequences_arrive(ranks: int, seed: int) -> None:
     torch.manual_seed(seed)
     group: Any = Group(ranks)
     of_ranks = memories(ranks)
+
+    def arrive(chunks: list[Any], wholes: list[list[Tensor]], rank: int) -> None:
+        steps: Any = [(c, [local(t, c, rank) for t in w]) for c, w in zip(chunks, wholes, strict=True)]
+        for start, wanted in zip(send(of_ranks[rank], group, steps, dim=2), wholes, strict=True):
+            arriving: Read = start()
+            arriving.begin()
+            for one, other in zip(arriving.wait(), wanted, strict=True):
+                assert one.dtype == other.dtype
+                assert torch.equal(one, other)
+
     for _ in range(4):
         wholes, chunks = [], []
         for _ in range(chosen.randint(1, 3)):
@@ -88,20 +114,7 @@ def test_whole_sequences_arrive(ranks: int, seed: int) -> None:
                     torch.randint(0, 255, (2, 3, rows), dtype=torch.uint8),
                 ][: chosen.randint(1, 4)]
             )
-        steps: list[Any] = []
-        starts: list[Any] = []
-        for rank in range(ranks):  # all write, then they meet
-            group.rank = rank
-            steps.append([(c, [local(t, c, rank) for t in w]) for c, w in zip(chunks, wholes, strict=True)])
-            starts.append(send(of_ranks[rank], group, steps[-1], dim=2))
-        for rank in range(ranks):
-            group.rank = rank
-            for start, wanted in zip(starts[rank], wholes, strict=True):
-                arriving: Read = start()
-                arriving.begin()
-                for one, other in zip(arriving.wait(), wanted, strict=True):
-                    assert one.dtype == other.dtype
-                    assert torch.equal(one, other)
+        group.run(partial(arrive, chunks, wholes))
 
 
 @pytest.mark.parametrize("heads", [1, 2, 3, 7, 8, 12, 32])
@@ -123,16 +136,16 @@ def test_all_heads_arrive_once(monkeypatch: pytest.MonkeyPatch, heads: int, grou
 def test_nobody_writes_where_others_may_still_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """Reads of a first call that begin after the second one was written: the third call's writer has to meet first."""
     group: Any = Group(2)
+    group.of_thread.rank = 0
     of_rank = memories(2)[0]
     tensor, chunks = torch.randn(1, 1, 4, 8), placement.chunks(8, 2, False)
     events: list[str] = []
     monkeypatch.setattr(mapped.dist, "all_reduce", lambda _tensor, group: events.append("meet"))
-    late, early = send(of_rank, group, [(chunks, [tensor]), (chunks, [tensor])], dim=2)
-    early().begin()
+    _early, late = send(of_rank, group, [(chunks, [tensor]), (chunks, [tensor])], dim=2)
     send(of_rank, group, [(chunks, [tensor])], dim=2)
-    assert events == ["meet"] * 2
+    assert events == ["meet"] * 3, "once for the first step, once for all others"
     late().begin()  # of the first place, after all have met for the second
     send(of_rank, group, [(chunks, [tensor])], dim=2)
-    assert events == ["meet"] * 4, "once before it writes there again, once after"
+    assert events == ["meet"] * 5, "once before it writes there again, once after"
     send(of_rank, group, [(chunks, [tensor])], dim=2)
-    assert events == ["meet"] * 5, "nothing was read from the second place since they met"
+    assert events == ["meet"] * 6, "nothing was read from the second place since they met"

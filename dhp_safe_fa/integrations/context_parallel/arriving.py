@@ -20,7 +20,7 @@ class Arriving(Protocol):
     """Whole sequences that will be on their way."""
 
     def begin(self) -> None:
-        """Lets them set off, at the latest."""
+        """Lets them set off, if they have not."""
 
     def wait(self) -> list[Tensor]:
         """The whole tensors, their dimensions as the local ones'. Once: from then on they are the caller's alone."""
@@ -69,7 +69,7 @@ class Broadcasts:
         self._each = [Broadcast(group, chunks, tensor) for tensor in tensors]
 
     def begin(self) -> None:
-        """They have: a transfer that were asked for later would wait for what is computed until then."""
+        """They have: transfers asked for later would wait for what is computed until then."""
 
     def wait(self) -> list[Tensor]:
         return [each.wait() for each in self._each]

@@ -4,8 +4,8 @@ A rank writes what it has to send into its own memory; when all have, each reads
 copy engines do that: NCCL's kernels would need multiprocessors, all of which a launch of ours takes.
 
 What is sent stays until the sender writes there again, and that it does when all ranks have met after they read it: a
-rank does all of this on one stream, in the order of the calls. There are two places, in turn, so that they mostly have
-met for the other one meanwhile. They meet in a collective of the group: a rank that is gone or late is what it is
+rank meets the others when its own copies are done. There are two places, in turn, so that they mostly have met for the
+other one meanwhile. They meet in a collective of the group: a rank that is gone or late is what it is
 everywhere, torch.distributed's error.
 """
 
@@ -24,6 +24,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from dhp_safe_fa.integrations.context_parallel.packing import Kind, Step, lay_out, pack, unpack
+from dhp_safe_fa.integrations.context_parallel.placement import Chunk
 
 PLACES = 2
 GRAIN = 2 << 20  # bytes: places grow by pages of GPU memory
@@ -42,7 +43,7 @@ class Place:
 
     Attributes:
         handle: what keeps the others' memory mapped.
-        read: how often all ranks had met when it was last read.
+        read: how often ranks had sent when it was last read.
     """
 
     memory: Tensor
@@ -64,31 +65,30 @@ class Mapped:
     """Of one group and GPU.
 
     Attributes:
-        stream: of all that is written for others, and read from them.
-        uses: how often a place was written.
-        meetings: how often all ranks have met.
+        copying: the stream of what is read from others.
+        sent: how often this rank has sent; then all meet, when their own copies are done.
     """
 
     device: torch.device
-    stream: torch.cuda.Stream
+    copying: torch.cuda.Stream
     places: list[Place | None] = field(default_factory=lambda: [None] * PLACES)
-    uses: int = 0
-    meetings: int = 0
+    sent: int = 0
 
     def meet(self, group: dist.ProcessGroup) -> None:
-        """On the stream: all ranks have come so far."""
-        self.meetings += 1
+        """All ranks have come so far."""
         dist.all_reduce(torch.zeros(1, device=self.device), group=group)
 
     def place(self, group: dist.ProcessGroup, size: int) -> Place:
-        """The next one, of so many bytes; on the stream. Size is the same on all ranks."""
-        index = self.uses % PLACES
-        self.uses += 1
+        """The next one, of so many bytes, to be written on the current stream. Size is the same on all ranks."""
+        current = torch.cuda.current_stream(self.device)
+        current.wait_stream(self.copying)
+        index = self.sent % PLACES
         place = self.places[index]
-        if place is not None and place.read == self.meetings:  # others may still read it
+        if place is not None and place.read == self.sent:  # others may still read it
             self.meet(group)
+        self.sent += 1
         if place is None or place.memory.numel() < size:
-            self.stream.synchronize()  # what is given back, nobody reads
+            current.synchronize()  # what is given back, nobody reads
             self.places[index] = place = None
             place = self.places[index] = _make_place(group, self.device, -(-size // GRAIN) * GRAIN)
         return place
@@ -113,9 +113,8 @@ def _map(group: dist.ProcessGroup, device: torch.device) -> Mapped | None:
         return None
     found = Mapped(device, torch.cuda.Stream(device))
     try:
-        with torch.cuda.stream(found.stream):
-            found.place(group, GRAIN)
-            found.place(group, GRAIN)
+        found.place(group, GRAIN)
+        found.place(group, GRAIN)
         failed = 0
     except (RuntimeError, ImportError, AttributeError):  # no access from one GPU to the other, or a torch without it
         failed = 1
@@ -130,39 +129,55 @@ class Read:
     Args:
         of: whose memory.
         place: where they are.
-        step: chunks, and what this rank holds itself.
+        written: when all ranks have written theirs.
+        chunks: of the whole sequences.
         kinds: of the step's tensors.
         rank, dim: this one; the dimension that counts the rows.
     """
 
-    def __init__(self, of: Mapped, place: Place, step: Step, kinds: Sequence[Kind], rank: int, dim: int) -> None:
-        self._of, self._place, self._step, self._kinds, self._rank, self._dim = of, place, step, kinds, rank, dim
-        rows = step[0][-1].stop
+    def __init__(
+        self,
+        of: Mapped,
+        place: Place,
+        written: torch.cuda.Event,
+        chunks: Sequence[Chunk],
+        kinds: Sequence[Kind],
+        rank: int,
+        dim: int,
+    ) -> None:
+        self._of, self._place, self._chunks, self._kinds, self._rank, self._dim = of, place, chunks, kinds, rank, dim
         self._wholes = [
-            torch.empty((rows, len(kind.nth), *kind.row), dtype=kind.dtype, device=of.device) for kind in kinds
+            torch.empty((chunks[-1].stop, len(kind.nth), *kind.row), dtype=kind.dtype, device=of.device)
+            for kind in kinds
         ]
-        self._free = torch.cuda.current_stream(of.device).record_event()  # then nobody has the memory any more
+        self._after = written, torch.cuda.current_stream(of.device).record_event()  # then nobody has the memory
+        self._there: torch.cuda.Event | None = None
+
+    def _arrival(self) -> torch.cuda.Event:
+        """They are on their way from now on at the latest."""
+        if self._there is None:
+            for event in self._after:
+                self._of.copying.wait_event(event)
+            with torch.cuda.stream(self._of.copying):
+                for kind, whole in zip(self._kinds, self._wholes, strict=True):
+                    whole.record_stream(self._of.copying)
+                    self._copy(kind, whole)
+                self._there = self._of.copying.record_event()
+            self._place.read = self._of.sent
+        return self._there
+
+    def _copy(self, kind: Kind, whole: Tensor) -> None:
+        ranks = len(kind.rows)
+        in_turn = sorted(self._chunks, key=lambda one: (one.rank - self._rank) % ranks)  # not all from one at a time
+        for chunk in in_turn:
+            there = kind.of(self._place.of_ranks[chunk.rank], chunk.rank)[chunk.local]
+            whole[chunk.start : chunk.stop].copy_(there, non_blocking=True)
 
     def begin(self) -> None:
-        (chunks, tensors), of, rank = self._step, self._of, self._rank
-        of.stream.wait_event(self._free)
-        for kind, whole in zip(self._kinds, self._wholes, strict=True):
-            whole.record_stream(of.stream)
-            ranks = len(kind.rows)
-            for chunk in sorted(chunks, key=lambda one: (one.rank - rank) % ranks):  # not all from one at a time
-                here = whole[chunk.start : chunk.stop]
-                if chunk.rank == rank:
-                    for i, nth in enumerate(kind.nth):
-                        here[:, i].copy_(tensors[nth].movedim(self._dim, 0)[chunk.local])
-                elif chunk.stop > chunk.start:
-                    with torch.cuda.stream(of.stream):
-                        there = kind.of(self._place.of_ranks[chunk.rank], chunk.rank)[chunk.local]
-                        here.copy_(there, non_blocking=True)
-        self._there = of.stream.record_event()
-        self._place.read = of.meetings
+        self._arrival()
 
     def wait(self) -> list[Tensor]:
-        torch.cuda.current_stream(self._of.device).wait_event(self._there)
+        torch.cuda.current_stream(self._of.device).wait_event(self._arrival())
         wholes = self._wholes
         del self._wholes
         return unpack(wholes, self._kinds, self._dim)
@@ -171,6 +186,8 @@ class Read:
 def send(of: Mapped, group: dist.ProcessGroup, steps: Sequence[Step], dim: int) -> list[Callable[[], Read]]:
     """Makes local tensors known to all ranks; what it returns starts to read those of all, of one step after the other.
 
+    The first step's are on their way while the others' are written.
+
     Args:
         of, group: all ranks do this with tensors of the same shapes but for their numbers of rows.
         steps: chunks of the whole sequences, and what this rank holds of each.
@@ -178,12 +195,15 @@ def send(of: Mapped, group: dist.ProcessGroup, steps: Sequence[Step], dim: int) 
     """
     rank = dist.get_rank(group)
     kinds, size = lay_out(steps, group.size(), dim)
-    of.stream.wait_stream(torch.cuda.current_stream(of.device))
-    for _, tensors in steps:
-        for tensor in tensors:
-            tensor.record_stream(of.stream)
-    with torch.cuda.stream(of.stream):
-        place = of.place(group, size)
-        pack(place.memory, steps, kinds, rank, dim)
+    place = of.place(group, size)
+
+    def write(several: slice) -> list[Callable[[], Read]]:
+        pack(place.memory, steps[several], kinds[several], rank, dim)
         of.meet(group)
-    return [partial(Read, of, place, step, of_step, rank, dim) for step, of_step in zip(steps, kinds, strict=True)]
+        written = torch.cuda.current_stream(of.device).record_event()
+        parts = zip(steps[several], kinds[several], strict=True)
+        return [partial(Read, of, place, written, chunks, of_step, rank, dim) for (chunks, _), of_step in parts]
+
+    first = write(slice(0, 1))[0]()
+    first.begin()
+    return [lambda: first, *(write(slice(1, None)) if len(steps) > 1 else [])]
