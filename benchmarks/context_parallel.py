@@ -10,7 +10,6 @@ named. Needs as many Hopper GPUs as processes.
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
 import os
 import statistics
@@ -33,8 +32,14 @@ from dhp_safe_fa.integrations.context_parallel import ContextParallel
 # B, Hq, Hk, S, D: grouped heads, and lengths that no tile and no number of ranks divides.
 BITS = [(2, 8, 2, 3001, 64), (2, 8, 2, 3001, 128), (1, 16, 16, 4096, 64), (1, 16, 16, 4096, 128)]
 SPEED = (1, 32, 65536, 128)  # B, H, S, D
-HEADS_AT_ONCE = (None, 8)
 MULTIPLE = 128  # of rows, where chunks begin: gradients take five products
+# Shape, multiple, heads at once, whether causal: cut anywhere, and so that gradients take five products and travel
+# while others are computed; and one so long that copies and sums are on their way beside every kernel.
+CASES = [
+    *((shape, *cut, is_causal) for shape in BITS for cut in ((1, None), (MULTIPLE, 1)) for is_causal in (False, True)),
+    ((SPEED[0], SPEED[1], *SPEED[1:]), MULTIPLE, None, True),
+]
+HEADS_AT_ONCE = (None, 8)
 ROUNDS = 5
 SEED = 41
 NAMES = ("out", "lse", "dq", "dk", "dv")
@@ -57,25 +62,23 @@ def everything(attend: Callable[..., tuple[Tensor, Tensor]], inputs: list[Tensor
 
 
 def compare(mesh: DeviceMesh, repeats: int) -> Iterator[dict[str, Any]]:
-    """How often every rank had the bits of one GPU in each result, and how often a rank had NaN; cut anywhere, and so
-    that gradients take five products and travel while others are computed."""
-    for (b, hq, hk, s, d), (multiple, heads) in itertools.product(BITS, ((1, None), (MULTIPLE, 1))):
+    """How often every rank had the bits of one GPU in each result, and how often a rank had NaN."""
+    for (b, hq, hk, s, d), multiple, heads, is_causal in CASES:
         parallel = ContextParallel(mesh, balanced=True, multiple=multiple, heads_at_once=heads)
-        for is_causal in (False, True):
-            whole = draw((b, hq, s, d), (b, hk, s, d), (b, hk, s, d), (b, hq, s, d))
-            wanted = [parallel.shard(t, dim=2) for t in everything(dhp_safe_fa.attention_lse, whole, is_causal)]
-            mine = [parallel.shard(tensor, dim=2).contiguous() for tensor in whole]
-            equal, nan = torch.zeros(2, len(NAMES), device="cuda")
-            for _ in range(repeats):
-                found = everything(parallel.attention_lse, mine, is_causal)
-                same = [torch.equal(one, other) for one, other in zip(found, wanted, strict=True)]
-                equal += torch.tensor(same, device="cuda")
-                nan += torch.stack([one.isnan().any() for one in found])
-            dist.all_reduce(equal, dist.ReduceOp.MIN)
-            dist.all_reduce(nan, dist.ReduceOp.MAX)
-            counts, nans = (dict(zip(NAMES, map(int, of.tolist()), strict=True)) for of in (equal, nan))
-            case = {"case": [b, hq, hk, s, d], "multiple": multiple, "heads_at_once": heads, "is_causal": is_causal}
-            yield {**case, "repeats": repeats, "equal": counts, "nan": nans}
+        whole = draw((b, hq, s, d), (b, hk, s, d), (b, hk, s, d), (b, hq, s, d))
+        wanted = [parallel.shard(t, dim=2) for t in everything(dhp_safe_fa.attention_lse, whole, is_causal)]
+        mine = [parallel.shard(tensor, dim=2).contiguous() for tensor in whole]
+        equal, nan = torch.zeros(2, len(NAMES), device="cuda")
+        for _ in range(repeats):
+            found = everything(parallel.attention_lse, mine, is_causal)
+            same = [torch.equal(one, other) for one, other in zip(found, wanted, strict=True)]
+            equal += torch.tensor(same, device="cuda")
+            nan += torch.stack([one.isnan().any() for one in found])
+        dist.all_reduce(equal, dist.ReduceOp.MIN)
+        dist.all_reduce(nan, dist.ReduceOp.MAX)
+        counts, nans = (dict(zip(NAMES, map(int, of.tolist()), strict=True)) for of in (equal, nan))
+        case = {"case": [b, hq, hk, s, d], "multiple": multiple, "heads_at_once": heads, "is_causal": is_causal}
+        yield {**case, "repeats": repeats, "equal": counts, "nan": nans}
 
 
 def milliseconds(call: Callable[[], object]) -> float:

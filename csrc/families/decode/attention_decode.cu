@@ -19,7 +19,7 @@
  *
  * What goes to other CTAs completes bytes on mbarriers there, like tiles that TMA brings. The cluster's barrier says
  * that all CTAs have begun, before the first such store; that all have told what they had to, after each step; and in
- * the end that nothing follows. A warp whose tile is late sleeps for a millisecond or two, and who needs what it tells
+ * the end that nothing follows. A warp whose tile is late sleeps for a millisecond at most, and who needs what it tells
  * must not give up meanwhile: that barrier waits in hardware, as long as it takes, so an mbarrier is left with the time
  * that a store or a load is under way.
  *

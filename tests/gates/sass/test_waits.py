@@ -1,6 +1,7 @@
 """A wait without a branch says at the end whether the tile came. A warp that reads the tile before it knows that has
 not waited, and what it says of the wait is no use: so in shipped machine code no read follows a try whose outcome is
-still open, and which counts."""
+still open, and which counts. A sleep may end at once, and a second one right after it not: a wait that gives up after
+it naps has two."""
 
 from __future__ import annotations
 
@@ -53,6 +54,19 @@ def early_reads(code: Program, kernel: str) -> list[str]:
     return [f"{code.code[at].address:#x} {code.code[at].text}" for at in sorted(found)]
 
 
+def lone_naps(code: Program) -> list[str]:
+    """Sleeps that no second one of the same length follows, or comes before, with no other instruction of waiting in
+    between."""
+    waits = [one for one in code.code if one.base == "NANOSLEEP" or is_try(one)]
+    naps, found = iter(waits), []
+    for one in naps:
+        if one.base == "NANOSLEEP":
+            second = next(naps, None)
+            if second is None or second.base != "NANOSLEEP" or second.operands != one.operands:
+                found.append(f"{one.address:#x} {one.text}")
+    return found
+
+
 TRY = "SYNCS.PHASECHK.TRANS64.TRYWAIT P0, [UR4], R3\n"
 KNOWN = "SEL R5, R5, R6, P0\n"
 READ = "LDS.64 R8, [R9]\n"
@@ -77,15 +91,37 @@ def test_an_early_read_is_found(code: str, is_early: bool) -> None:
     assert bool(early_reads(program(code), "snippet")) == is_early
 
 
-def test_no_shipped_kernel_reads_what_it_has_not_awaited(nvdisasm: None) -> None:
+NAP = "NANOSLEEP R7\n"
+
+
+@pytest.mark.parametrize(
+    ("code", "lone"),
+    [
+        (TRY + NAP + NAP + TRY + KNOWN, 0),
+        (TRY + NAP + KNOWN + NAP + TRY, 0),
+        (TRY + NAP + TRY, 1),
+        (TRY + NAP + TRY + NAP, 2),
+        (TRY + NAP, 1),
+        (TRY + NAP + NAP.replace("R7", "R8") + TRY, 1),
+    ],
+)
+def test_a_lone_nap_is_found(code: str, lone: int) -> None:
+    assert len(lone_naps(program(code))) == lone
+
+
+def test_shipped_kernels_wait(nvdisasm: None) -> None:
     try:
         cubins = targets.shipped()
     except NotRun as reason:
         pytest.skip(str(reason))
-    tries = 0
+    tries = naps = 0
     for cubin in cubins:
         code = parse_listing(tools.disassemble(cubin.data))
         (kernel,) = code.kernels
         tries += sum(map(is_try, code.code))
         assert early_reads(code, kernel) == [], cubin.name
+        if cubin.name.startswith("bwd_d"):  # the forward waits again where it has slept in vain
+            naps += sum(one.base == "NANOSLEEP" for one in code.code)
+            assert lone_naps(code) == [], cubin.name
     assert tries > 0
+    assert naps > 0
