@@ -40,7 +40,7 @@ CASES = [
     ((SPEED[0], SPEED[1], *SPEED[1:]), MULTIPLE, None, True),
 ]
 HEADS_AT_ONCE = (None, 8)
-ROUNDS = 5
+ROUNDS = 15
 SEED = 41
 NAMES = ("out", "lse", "dq", "dk", "dv")
 

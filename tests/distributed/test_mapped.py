@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from dhp_safe_fa.integrations.context_parallel import attention, mapped, placement
+from dhp_safe_fa.integrations.context_parallel import attention, mapped, placement, shares
 from dhp_safe_fa.integrations.context_parallel.mapped import PLACES, Mapped, Place, Read, send
 
 SIZE = 1 << 20
@@ -119,18 +119,21 @@ def test_whole_sequences_arrive(ranks: int, seed: int) -> None:
 
 @pytest.mark.parametrize("heads", [1, 2, 3, 7, 8, 12, 32])
 @pytest.mark.parametrize("group", [1, 4])
-def test_all_heads_arrive_once(monkeypatch: pytest.MonkeyPatch, heads: int, group: int) -> None:
+@pytest.mark.parametrize("eighths", [attention.EIGHTHS, shares.EIGHTHS])
+def test_all_heads_arrive_once(
+    monkeypatch: pytest.MonkeyPatch, heads: int, group: int, eighths: tuple[int, ...]
+) -> None:
     """In parts of whole groups, none of them empty, the first one small."""
     monkeypatch.setattr(attention, "mapped", lambda _group, _device: object())
     options = attention.Options(False, None, (-1, -1), None)
     anyone: Any = None
     call = attention.Call(anyone, [], [], [], heads, options, is_packed=False, with_lse=False, number=0)
     q, k = torch.empty(1, heads * group, 1, 8), torch.empty(1, heads, 1, 8)
-    parts = list(call.heads_arriving(q, k))
+    parts = list(call.heads_arriving(q, k, eighths))
     assert [h for _, keys in parts for h in range(heads)[keys]] == list(range(heads))
     assert [h for queries, _ in parts for h in range(heads * group)[queries]] == list(range(heads * group))
     assert all(keys.start < keys.stop and queries.stop == keys.stop * group for queries, keys in parts)
-    assert len(parts) == min(heads, len(attention.EIGHTHS))
+    assert len(parts) == len({-(-heads * n // 8) for n in eighths})
 
 
 def test_nobody_writes_where_others_may_still_read(monkeypatch: pytest.MonkeyPatch) -> None:

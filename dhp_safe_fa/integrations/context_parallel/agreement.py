@@ -15,8 +15,6 @@ from typing import NamedTuple, NoReturn
 import torch
 import torch.distributed as dist
 
-# Of torch.distributed, which has called it so since 2.13.
-all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 # What a row has room for: the widest call sends twenty-four numbers.
 WORDS = 24
 # The first numbers of a row.
@@ -103,8 +101,10 @@ def agree(
     rank, ranks = dist.get_rank(group), dist.get_world_size(group)
     mine = [int(refused), CALLS.index(call), *(fact.value for fact in facts), *lengths]
     row = torch.tensor(mine + [0] * (WORDS - len(mine)), dtype=torch.int64, device=_meeting_device(group, given))
-    gathered = row.new_empty(ranks * WORDS)
-    all_gather_single(gathered, row, group=group)
+    # To each rank directly: gloo's all-gather hands rows from one rank to the next, which takes as many turns as ranks.
+    sent = row.repeat(ranks)
+    gathered = torch.empty_like(sent)
+    dist.all_to_all_single(gathered, sent, group=group)
     rows: list[list[int]] = gathered.view(ranks, WORDS).tolist()
     if refused:
         return []

@@ -10,10 +10,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from dhp_safe_fa.integrations.context_parallel.agreement import all_gather_single
 from dhp_safe_fa.integrations.context_parallel.mapped import mapped, send
 from dhp_safe_fa.integrations.context_parallel.packing import Kind, Step, lay_out, pack, unpack
 from dhp_safe_fa.integrations.context_parallel.placement import Chunk
+
+# Of torch.distributed, which has called it so since 2.13.
+_all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
 
 class Arriving(Protocol):
@@ -111,7 +113,7 @@ def gather_small(group: dist.ProcessGroup, steps: Sequence[Step]) -> list[list[T
     mine = torch.zeros(size, dtype=torch.uint8, device=steps[0][1][0].device)
     pack(mine, steps, kinds, rank, dim=2)
     gathered = mine.new_empty(ranks * size)
-    all_gather_single(gathered, mine, group=group)
+    _all_gather_single(gathered, mine, group=group)
     everyone = gathered.view(ranks, size)
 
     def whole(kind: Kind, chunks: Sequence[Chunk]) -> Tensor:

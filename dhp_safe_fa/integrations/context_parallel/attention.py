@@ -136,14 +136,14 @@ class Call:
             last = min(first + self.heads_at_once, k.shape[1])
             yield slice(first * group, last * group), slice(first, last)
 
-    def heads_arriving(self, q: Tensor, k: Tensor) -> Iterator[tuple[slice, slice]]:
-        """The same; of all heads at once the first ones alone, if the others' rows arrive while these are computed."""
+    def heads_arriving(self, q: Tensor, k: Tensor, eighths: Sequence[int]) -> Iterator[tuple[slice, slice]]:
+        """The same; of all heads at once so many eighths, and so on, if rows arrive while others are computed."""
         group, heads = q.shape[1] // k.shape[1], k.shape[1]
         if self.heads_at_once < heads or heads < 2 or mapped(self.group, q.device) is None:
             yield from self.heads(q, k)
             return
         first = 0
-        for last in (ceil_div(heads * eighths, EIGHTHS[-1]) for eighths in EIGHTHS):
+        for last in (ceil_div(heads * n, 8) for n in eighths):
             if first < last:
                 yield slice(first * group, last * group), slice(first, last)
             first = last
@@ -175,7 +175,7 @@ class DhpAttentionOverRanks(torch.autograd.Function):
         ctx.save_for_backward(q, k, v, out, lse)
         results = out, lse
         q, k, v, out, lse = batched((q, k, v, out, lse), call.is_packed)
-        steps = list(call.heads_arriving(q, k))
+        steps = list(call.heads_arriving(q, k, EIGHTHS))
         starts = gather(call.group, [(call.keys, (k[:, keys], v[:, keys])) for _, keys in steps])
         for (heads, _), arriving in zip(steps, one_ahead(starts), strict=True):
             all_k, all_v = arriving.wait()

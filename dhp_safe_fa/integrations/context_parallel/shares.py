@@ -32,6 +32,8 @@ from dhp_safe_fa.integrations.context_parallel.parts import (
 )
 from dhp_safe_fa.integrations.context_parallel.placement import Chunk
 
+# As attention.EIGHTHS; nothing is computed while the last heads' sums travel.
+EIGHTHS = (1, 4, 7, 8)
 # Of torch.distributed, which has called it so since 2.13.
 _reduce_scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
@@ -170,7 +172,7 @@ def gradients(
     own_queries, own_keys = (
         [c for c in chunks if c.rank == rank and c.start < c.stop] for chunks in (call.queries, call.keys)
     )
-    steps = list(call.heads_arriving(q, k))
+    steps = list(call.heads_arriving(q, k, EIGHTHS))
 
     of_keys = _bounds(call, own_keys, q, k, v)
     of_steps = gather(call.group, [(call.queries, (q[:, heads], grad_out[:, heads])) for heads, _ in steps])
