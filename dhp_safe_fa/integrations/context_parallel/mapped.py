@@ -4,7 +4,7 @@ A rank writes what it has to send into its own memory; when all have, each reads
 copy engines do that: NCCL's kernels would need multiprocessors, all of which a launch of ours takes.
 
 What is sent stays until the sender writes there again, and that it does when all ranks have met after they read it: a
-rank meets the others when its own copies are done. There are two places, in turn, so that they mostly have met for the
+rank meets the others when its own copies are done. There are two buffers, in turn, so that they mostly have met for the
 other one meanwhile. They meet in a collective of the group: a rank that is gone or late is what it is
 everywhere, torch.distributed's error.
 """
@@ -26,8 +26,8 @@ from torch import Tensor
 from dhp_safe_fa.integrations.context_parallel.packing import Kind, Step, lay_out, pack, unpack
 from dhp_safe_fa.integrations.context_parallel.placement import Chunk
 
-PLACES = 2
-GRAIN = 2 << 20  # bytes: places grow by pages of GPU memory
+BUFFERS = 2
+GRAIN = 2 << 20  # bytes: buffers grow by pages of GPU memory
 
 
 def _of_machine() -> int:
@@ -38,7 +38,7 @@ def _of_machine() -> int:
 
 
 @dataclass
-class Place:
+class Buffer:
     """This rank's memory, and everybody's.
 
     Attributes:
@@ -52,12 +52,12 @@ class Place:
     read: int = -1
 
 
-def _make_place(group: dist.ProcessGroup, device: torch.device, size: int) -> Place:
+def _make_buffer(group: dist.ProcessGroup, device: torch.device, size: int) -> Buffer:
     from torch.distributed import _symmetric_memory
 
     memory = _symmetric_memory.empty(size, dtype=torch.uint8, device=device)
     handle = _symmetric_memory.rendezvous(memory, group)
-    return Place(memory, [handle.get_buffer(rank, (size,), torch.uint8) for rank in range(group.size())], handle)
+    return Buffer(memory, [handle.get_buffer(rank, (size,), torch.uint8) for rank in range(group.size())], handle)
 
 
 @dataclass
@@ -71,27 +71,27 @@ class Mapped:
 
     device: torch.device
     copying: torch.cuda.Stream
-    places: list[Place | None] = field(default_factory=lambda: [None] * PLACES)
+    buffers: list[Buffer | None] = field(default_factory=lambda: [None] * BUFFERS)
     sent: int = 0
 
     def meet(self, group: dist.ProcessGroup) -> None:
         """All ranks have come so far."""
         dist.all_reduce(torch.zeros(1, device=self.device), group=group)
 
-    def place(self, group: dist.ProcessGroup, size: int) -> Place:
+    def buffer(self, group: dist.ProcessGroup, size: int) -> Buffer:
         """The next one, of so many bytes, to be written on the current stream. Size is the same on all ranks."""
         current = torch.cuda.current_stream(self.device)
         current.wait_stream(self.copying)
-        index = self.sent % PLACES
-        place = self.places[index]
-        if place is not None and place.read == self.sent:  # others may still read it
+        index = self.sent % BUFFERS
+        buffer = self.buffers[index]
+        if buffer is not None and buffer.read == self.sent:  # others may still read it
             self.meet(group)
         self.sent += 1
-        if place is None or place.memory.numel() < size:
+        if buffer is None or buffer.memory.numel() < size:
             current.synchronize()  # what is given back, nobody reads
-            self.places[index] = place = None
-            place = self.places[index] = _make_place(group, self.device, -(-size // GRAIN) * GRAIN)
-        return place
+            self.buffers[index] = buffer = None
+            buffer = self.buffers[index] = _make_buffer(group, self.device, -(-size // GRAIN) * GRAIN)
+        return buffer
 
 
 _mapped: weakref.WeakKeyDictionary[dist.ProcessGroup, dict[torch.device, Mapped | None]] = weakref.WeakKeyDictionary()
@@ -113,8 +113,8 @@ def _map(group: dist.ProcessGroup, device: torch.device) -> Mapped | None:
         return None
     found = Mapped(device, torch.cuda.Stream(device))
     try:
-        found.place(group, GRAIN)
-        found.place(group, GRAIN)
+        found.buffer(group, GRAIN)
+        found.buffer(group, GRAIN)
         failed = 0
     except (RuntimeError, ImportError, AttributeError):  # no access from one GPU to the other, or a torch without it
         failed = 1
@@ -128,7 +128,7 @@ class Read:
 
     Args:
         of: whose memory.
-        place: where they are.
+        buffer: where they are.
         written: when all ranks have written theirs.
         chunks: of the whole sequences.
         kinds: of the step's tensors.
@@ -138,14 +138,14 @@ class Read:
     def __init__(
         self,
         of: Mapped,
-        place: Place,
+        buffer: Buffer,
         written: torch.cuda.Event,
         chunks: Sequence[Chunk],
         kinds: Sequence[Kind],
         rank: int,
         dim: int,
     ) -> None:
-        self._of, self._place, self._chunks, self._kinds, self._rank, self._dim = of, place, chunks, kinds, rank, dim
+        self._of, self._buffer, self._chunks, self._kinds, self._rank, self._dim = of, buffer, chunks, kinds, rank, dim
         self._wholes = [
             torch.empty((chunks[-1].stop, len(kind.nth), *kind.row), dtype=kind.dtype, device=of.device)
             for kind in kinds
@@ -163,14 +163,14 @@ class Read:
                     whole.record_stream(self._of.copying)
                     self._copy(kind, whole)
                 self._there = self._of.copying.record_event()
-            self._place.read = self._of.sent
+            self._buffer.read = self._of.sent
         return self._there
 
     def _copy(self, kind: Kind, whole: Tensor) -> None:
         ranks = len(kind.rows)
         in_turn = sorted(self._chunks, key=lambda one: (one.rank - self._rank) % ranks)  # not all from one at a time
         for chunk in in_turn:
-            there = kind.of(self._place.of_ranks[chunk.rank], chunk.rank)[chunk.local]
+            there = kind.of(self._buffer.of_ranks[chunk.rank], chunk.rank)[chunk.local]
             whole[chunk.start : chunk.stop].copy_(there, non_blocking=True)
 
     def begin(self) -> None:
@@ -195,14 +195,14 @@ def send(of: Mapped, group: dist.ProcessGroup, steps: Sequence[Step], dim: int) 
     """
     rank = dist.get_rank(group)
     kinds, size = lay_out(steps, group.size(), dim)
-    place = of.place(group, size)
+    buffer = of.buffer(group, size)
 
     def write(several: slice) -> list[Callable[[], Read]]:
-        pack(place.memory, steps[several], kinds[several], rank, dim)
+        pack(buffer.memory, steps[several], kinds[several], rank, dim)
         of.meet(group)
         written = torch.cuda.current_stream(of.device).record_event()
         parts = zip(steps[several], kinds[several], strict=True)
-        return [partial(Read, of, place, written, chunks, of_step, rank, dim) for (chunks, _), of_step in parts]
+        return [partial(Read, of, buffer, written, chunks, of_step, rank, dim) for (chunks, _), of_step in parts]
 
     first = write(slice(0, 1))[0]()
     first.begin()
