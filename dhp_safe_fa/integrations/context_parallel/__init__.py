@@ -14,7 +14,7 @@ wherever the sequence is cut. docs/distributed.md says what travels, and how muc
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -148,9 +148,9 @@ class ContextParallel:
         lengths = agree(self._group, [local], "unshard", facts, [local.shape[dim]])
         return Broadcast(self._group, self._chunks("unshard", "local", [of[0] for of in lengths]), local, dim).wait()
 
-    def _chunks(self, call: str, name: str, lengths: list[int]) -> list[Chunk]:
+    def _chunks(self, call: str, name: str, lengths: Sequence[int]) -> Sequence[Chunk]:
         try:
-            return chunks_held(lengths, self._balanced, self._multiple)
+            return chunks_held(tuple(lengths), self._balanced, self._multiple)
         except ValueError as error:
             refuse(call, f"{name}: {error}")
 
@@ -280,16 +280,16 @@ class ContextParallel:
                 refuse(name, f"q: on {q.device}, where the group has no backend; it has {backend}")
             asked = read(name, q, *given)
             recorded = [torch.is_grad_enabled() and t.requires_grad for t in (asked.q, asked.k, asked.v)]
-            facts = self._facts(asked, recorded)
             with computing():
-                refuse_unsupported(asked.batched(), asked.options, recorded)
+                refuse_unsupported(name, asked.batched(), asked.options, recorded)
+            facts = self._facts(asked, recorded)
         except Exception:  # of whatever kind: the other ranks wait for this one
             self._tell_refused(name, q, *given)
             raise
         q, k, _ = asked.batched()
         lengths = agree(self._group, [q], name, facts, [q.shape[2], k.shape[2]])
         of_queries, of_keys = zip(*lengths, strict=True)
-        queries, keys = self._chunks(name, "q", list(of_queries)), self._chunks(name, "k", list(of_keys))
+        queries, keys = self._chunks(name, "q", of_queries), self._chunks(name, "k", of_keys)
         try:
             sequences = asked.sequences(queries[-1].stop, keys[-1].stop)
         except ValueError as error:

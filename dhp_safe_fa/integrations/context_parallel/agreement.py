@@ -100,9 +100,9 @@ def agree(
     """
     rank, ranks = dist.get_rank(group), dist.get_world_size(group)
     mine = [int(refused), CALLS.index(call), *(fact.value for fact in facts), *lengths]
-    row = torch.tensor(mine + [0] * (WORDS - len(mine)), dtype=torch.int64, device=_meeting_device(group, given))
+    row = mine + [0] * (WORDS - len(mine))
     # To each rank directly: gloo's all-gather hands rows from one rank to the next, which takes as many turns as ranks.
-    sent = row.repeat(ranks)
+    sent = torch.tensor(row * ranks, dtype=torch.int64, device=_meeting_device(group, given))
     gathered = torch.empty_like(sent)
     dist.all_to_all_single(gathered, sent, group=group)
     rows: list[list[int]] = gathered.view(ranks, WORDS).tolist()

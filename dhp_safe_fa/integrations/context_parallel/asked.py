@@ -54,8 +54,6 @@ def dense(
 ) -> Asked:
     q, k, v = _local(call, "[B, H, rows, D]", q=q, k=k, v=v)
     options = _options(call, is_causal, scale, window, softcap, causal_offset)
-    fake.check(q, k, v, **options.spelt())
-    _check_widths(call, q, v)
 
     def sequences(queries: int, keys: int) -> list[Together]:
         return [Together((0, queries), (0, keys), options.causal_offset)]
@@ -85,7 +83,6 @@ def packed(
     of_operator = options.spelt()
     del of_operator["causal_offset"]
     fake._varlen(q, k, v, cu_seqlens_q, cu_seqlens_k, 0, 0, **of_operator)  # refuses what the operator refuses
-    _check_widths(call, q, v)
     begins_q, begins_k = _begins(call, "q", cu_seqlens_q), _begins(call, "k", cu_seqlens_k)
     is_bottom_right = alignment == "bottom-right"
     facts = [
@@ -136,12 +133,6 @@ def _options(
         factors.append(None if value is None else float(value))
     left, right = window
     return Options(is_causal, factors[0], (int(left), int(right)), factors[1] or None, int(causal_offset))
-
-
-def _check_widths(call: str, q: Tensor, v: Tensor) -> None:
-    own, other = q.shape[-1], v.shape[-1]
-    if own != other:
-        refuse(call, f"v: head_dim {other} differs from q's {own}; supported over ranks: equal ones")
 
 
 def _begins(call: str, name: str, cu_seqlens: Tensor) -> list[int]:

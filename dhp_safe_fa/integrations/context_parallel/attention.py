@@ -18,12 +18,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from dhp_safe_fa._operator.fake import row_dtype
+from dhp_safe_fa._operator import fake
 from dhp_safe_fa._operator.gradients import refuse_double_backward
 from dhp_safe_fa._operator.schema import BACKWARD
 from dhp_safe_fa._ops import attention_lse
 from dhp_safe_fa.integrations.context_parallel import shares
-from dhp_safe_fa.integrations.context_parallel.agreement import Fact, agree
+from dhp_safe_fa.integrations.context_parallel.agreement import Fact, agree, refuse
 from dhp_safe_fa.integrations.context_parallel.arriving import gather, one_ahead
 from dhp_safe_fa.integrations.context_parallel.mapped import mapped
 from dhp_safe_fa.integrations.context_parallel.packing import Step
@@ -35,9 +35,9 @@ _threads = threading.local()
 ALL = slice(None)
 _served: set[tuple[object, ...]] = set()  # what refuse_unsupported has let pass, which costs a call some 0.2 ms
 MOST_SERVED = 1000
-# Of the heads, how many eighths are computed before the next ones: copies of three take no longer than the forward of
-# one, at 65536 rows on four GPUs.
-EIGHTHS = (1, 4, 8)
+# Of the heads, how many eighths are computed before the next ones: at 65536 rows on four GPUs, copies of two take no
+# longer than the forward of one, and copies of five no longer than that of two.
+EIGHTHS = (1, 3, 8)
 
 
 @contextlib.contextmanager
@@ -98,8 +98,8 @@ class Call:
     """
 
     group: dist.ProcessGroup
-    queries: list[Chunk]
-    keys: list[Chunk]
+    queries: Sequence[Chunk]
+    keys: Sequence[Chunk]
     sequences: list[Together]
     heads_at_once: int
     options: Options
@@ -107,7 +107,7 @@ class Call:
     with_lse: bool
     number: int
 
-    def _own(self, chunks: list[Chunk]) -> list[Chunk]:
+    def _own(self, chunks: Sequence[Chunk]) -> list[Chunk]:
         rank = dist.get_rank(self.group)
         return [chunk for chunk in chunks if chunk.rank == rank]
 
@@ -149,13 +149,17 @@ class Call:
             first = last
 
 
-def refuse_unsupported(tensors: Sequence[Tensor], options: Options, recorded: Sequence[bool]) -> None:
+def refuse_unsupported(call: str, tensors: Sequence[Tensor], options: Options, recorded: Sequence[bool]) -> None:
     """What the operators refuse of q, k and v whatever the lengths, by calls without rows; recorded: whether they need
     gradients. Later a rank that has rows would refuse, and one that has none would wait for it."""
-    q, k, v = (t.detach()[:, :, :0] for t in tensors)
-    asked = *((t.device, t.dtype, t.shape, t.stride()) for t in (q, k, v)), options, *recorded
+    asked = *((t.device, t.dtype, t.shape, t.stride()) for t in tensors), options, *recorded
     if asked in _served:
         return
+    fake.check(*tensors, **options.spelt())
+    own, other = tensors[0].shape[-1], tensors[2].shape[-1]
+    if own != other:
+        refuse(call, f"v: head_dim {other} differs from q's {own}; supported over ranks: equal ones")
+    q, k, v = (t.detach()[:, :, :0] for t in tensors)
     out, lse = attention_lse(q, k, v, **options._asdict())
     if any(recorded):
         needed = dict(zip(("need_dq", "need_dk", "need_dv"), recorded, strict=True))
@@ -171,7 +175,7 @@ class DhpAttentionOverRanks(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, call: Call, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         out, of_rows = call.empty_like(q), q.shape[1::-1] if call.is_packed else q.shape[:3]
-        lse = q.new_empty(of_rows, dtype=row_dtype(q))
+        lse = q.new_empty(of_rows, dtype=fake.row_dtype(q))
         ctx.save_for_backward(q, k, v, out, lse)
         results = out, lse
         q, k, v, out, lse = batched((q, k, v, out, lse), call.is_packed)

@@ -66,17 +66,19 @@ class Mapped:
 
     Attributes:
         copying: the stream of what is read from others.
+        nothing: what ranks add up where they meet.
         sent: how often this rank has sent; then all meet, when their own copies are done.
     """
 
     device: torch.device
     copying: torch.cuda.Stream
+    nothing: Tensor
     buffers: list[Buffer | None] = field(default_factory=lambda: [None] * BUFFERS)
     sent: int = 0
 
     def meet(self, group: dist.ProcessGroup) -> None:
         """All ranks have come so far."""
-        dist.all_reduce(torch.zeros(1, device=self.device), group=group)
+        dist.all_reduce(self.nothing, group=group)
 
     def buffer(self, group: dist.ProcessGroup, size: int) -> Buffer:
         """The next one, of so many bytes, to be written on the current stream. Size is the same on all ranks."""
@@ -111,7 +113,7 @@ def _map(group: dist.ProcessGroup, device: torch.device) -> Mapped | None:
     dist.all_reduce(machines, dist.ReduceOp.MAX, group=group)
     if int(machines.sum()) != 0:  # the largest is not the smallest
         return None
-    found = Mapped(device, torch.cuda.Stream(device))
+    found = Mapped(device, torch.cuda.Stream(device), torch.zeros(1, device=device))
     try:
         found.buffer(group, GRAIN)
         found.buffer(group, GRAIN)
@@ -129,49 +131,43 @@ class Read:
     Args:
         of: whose memory.
         buffer: where they are.
-        written: when all ranks have written theirs.
         chunks: of the whole sequences.
         kinds: of the step's tensors.
         rank, dim: this one; the dimension that counts the rows.
     """
 
     def __init__(
-        self,
-        of: Mapped,
-        buffer: Buffer,
-        written: torch.cuda.Event,
-        chunks: Sequence[Chunk],
-        kinds: Sequence[Kind],
-        rank: int,
-        dim: int,
+        self, of: Mapped, buffer: Buffer, chunks: Sequence[Chunk], kinds: Sequence[Kind], rank: int, dim: int
     ) -> None:
         self._of, self._buffer, self._chunks, self._kinds, self._rank, self._dim = of, buffer, chunks, kinds, rank, dim
         self._wholes = [
             torch.empty((chunks[-1].stop, len(kind.nth), *kind.row), dtype=kind.dtype, device=of.device)
             for kind in kinds
         ]
-        self._after = written, torch.cuda.current_stream(of.device).record_event()  # then nobody has the memory
+        # after all have met, and after what the memory was used for before
+        self._after = torch.cuda.current_stream(of.device).record_event()
         self._there: torch.cuda.Event | None = None
 
     def _arrival(self) -> torch.cuda.Event:
         """They are on their way from now on at the latest."""
         if self._there is None:
-            for event in self._after:
-                self._of.copying.wait_event(event)
+            self._of.copying.wait_event(self._after)
             with torch.cuda.stream(self._of.copying):
                 for kind, whole in zip(self._kinds, self._wholes, strict=True):
                     whole.record_stream(self._of.copying)
-                    self._copy(kind, whole)
+                    self._copy(kind, whole.view(-1).view(torch.uint8))
                 self._there = self._of.copying.record_event()
             self._buffer.read = self._of.sent
         return self._there
 
     def _copy(self, kind: Kind, whole: Tensor) -> None:
-        ranks = len(kind.rows)
+        """Bytes: so the host, which has to be done before the first rows arrive, takes one step to name a chunk."""
+        ranks, size = len(kind.rows), kind.bytes_of_row
         in_turn = sorted(self._chunks, key=lambda one: (one.rank - self._rank) % ranks)  # not all from one at a time
-        for chunk in in_turn:
-            there = kind.of(self._buffer.of_ranks[chunk.rank], chunk.rank)[chunk.local]
-            whole[chunk.start : chunk.stop].copy_(there, non_blocking=True)
+        for rank, start, stop, first in in_turn:
+            begin = kind.begins[rank] + first * size
+            there = self._buffer.of_ranks[rank][begin : begin + (stop - start) * size]
+            whole[start * size : stop * size].copy_(there, non_blocking=True)
 
     def begin(self) -> None:
         self._arrival()
@@ -186,8 +182,6 @@ class Read:
 def send(of: Mapped, group: dist.ProcessGroup, steps: Sequence[Step], dim: int) -> list[Callable[[], Read]]:
     """Makes local tensors known to all ranks; what it returns starts to read those of all, of one step after the other.
 
-    The first step's are on their way while the others' are written.
-
     Args:
         of, group: all ranks do this with tensors of the same shapes but for their numbers of rows.
         steps: chunks of the whole sequences, and what this rank holds of each.
@@ -196,14 +190,8 @@ def send(of: Mapped, group: dist.ProcessGroup, steps: Sequence[Step], dim: int) 
     rank = dist.get_rank(group)
     kinds, size = lay_out(steps, group.size(), dim)
     buffer = of.buffer(group, size)
-
-    def write(several: slice) -> list[Callable[[], Read]]:
-        pack(buffer.memory, steps[several], kinds[several], rank, dim)
-        of.meet(group)
-        written = torch.cuda.current_stream(of.device).record_event()
-        parts = zip(steps[several], kinds[several], strict=True)
-        return [partial(Read, of, buffer, written, chunks, of_step, rank, dim) for (chunks, _), of_step in parts]
-
-    first = write(slice(0, 1))[0]()
-    first.begin()
-    return [lambda: first, *(write(slice(1, None)) if len(steps) > 1 else [])]
+    pack(buffer.memory, steps, kinds, rank, dim)
+    of.meet(group)
+    return [
+        partial(Read, of, buffer, chunks, of_step, rank, dim) for (chunks, _), of_step in zip(steps, kinds, strict=True)
+    ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -11,9 +12,11 @@ from torch import Tensor
 from dhp_safe_fa.integrations.context_parallel.placement import Chunk
 
 ALIGNMENT = 256  # bytes, of each kind: copy engines work in larger units than elements
+WORD = torch.complex128  # of sixteen bytes, the most that one instruction of a GPU copies
 
 # Chunks of whole sequences, and what this rank holds of each.
 Step = tuple[Sequence[Chunk], Sequence[Tensor]]
+Row = tuple[torch.Size, torch.dtype]
 
 
 @dataclass(frozen=True)
@@ -33,10 +36,15 @@ class Kind:
     begins: list[int]
     rows: list[int]
 
+    @property
+    def bytes_of_row(self) -> int:
+        """Of all tensors."""
+        return len(self.nth) * self.row.numel() * self.dtype.itemsize
+
     def of(self, memory: Tensor, rank: int) -> Tensor:
         """[rows, tensors, ...]"""
         shape = torch.Size((self.rows[rank], len(self.nth), *self.row))
-        end = self.begins[rank] + shape.numel() * self.dtype.itemsize
+        end = self.begins[rank] + self.rows[rank] * self.bytes_of_row
         return memory[self.begins[rank] : end].view(self.dtype).view(shape)
 
 
@@ -48,18 +56,30 @@ def lay_out(steps: Sequence[Step], ranks: int, dim: int) -> tuple[list[list[Kind
         ranks: how many.
         dim: the dimension that counts the rows.
     """
+
+    def row(tensor: Tensor) -> Row:
+        return torch.Size((*tensor.shape[:dim], *tensor.shape[dim + 1 :])), tensor.dtype
+
+    return _lay_out(tuple((tuple(chunks), tuple(map(row, tensors))) for chunks, tensors in steps), ranks)
+
+
+@lru_cache  # a model's layers make calls that are alike: the host works it out once
+def _lay_out(
+    steps: tuple[tuple[tuple[Chunk, ...], tuple[Row, ...]], ...], ranks: int
+) -> tuple[list[list[Kind]], int]:
     ends = [0] * ranks
     kinds: list[list[Kind]] = []
-    for chunks, tensors in steps:
+    for chunks, of_tensors in steps:
         rows = [sum(c.stop - c.start for c in chunks if c.rank == rank) for rank in range(ranks)]
-        alike: dict[tuple[torch.Size, torch.dtype], list[int]] = {}
-        for nth, tensor in enumerate(tensors):
-            alike.setdefault((tensor.movedim(dim, 0).shape[1:], tensor.dtype), []).append(nth)
+        alike: dict[Row, list[int]] = {}
+        for nth, of_tensor in enumerate(of_tensors):
+            alike.setdefault(of_tensor, []).append(nth)
         kinds.append([])
         for (row, dtype), several in alike.items():
-            kinds[-1].append(Kind(several, row, dtype, ends, rows))
-            of_row = len(several) * row.numel() * dtype.itemsize
-            ends = [-(-(end + n * of_row) // ALIGNMENT) * ALIGNMENT for end, n in zip(ends, rows, strict=True)]
+            kind = Kind(several, row, dtype, ends, rows)
+            kinds[-1].append(kind)
+            sizes = [n * kind.bytes_of_row for n in rows]
+            ends = [-(-(end + size) // ALIGNMENT) * ALIGNMENT for end, size in zip(ends, sizes, strict=True)]
     return kinds, max(ends)
 
 
@@ -67,9 +87,22 @@ def pack(memory: Tensor, steps: Sequence[Step], kinds: Sequence[Sequence[Kind]],
     """Writes what this rank holds."""
     for (_, tensors), of_step in zip(steps, kinds, strict=True):
         for kind in of_step:
-            mine = kind.of(memory, rank)
-            for i, nth in enumerate(kind.nth):
-                mine[:, i].copy_(tensors[nth].movedim(dim, 0)[: mine.shape[0]], non_blocking=True)
+            mine = kind.of(memory, rank).movedim(0, dim + 1)  # [tensors, as they are]
+            for place, nth in zip(mine, kind.nth, strict=True):
+                _copy(place, tensors[nth].narrow(dim, 0, kind.rows[rank]))
+
+
+def _copy(place: Tensor, tensor: Tensor) -> None:
+    """In words, if both are whole ones in the last dimension, with nothing between."""
+    if all(_is_in_words(t) for t in (place, tensor)):
+        place, tensor = place.view(WORD), tensor.view(WORD)
+    place.copy_(tensor, non_blocking=True)
+
+
+def _is_in_words(tensor: Tensor) -> bool:
+    *strides, last = tensor.stride()
+    sizes = (tensor.shape[-1], tensor.storage_offset(), *strides)
+    return last == 1 and tensor.data_ptr() % 16 == 0 and not any(n * tensor.itemsize % 16 for n in sizes)
 
 
 def unpack(wholes: Sequence[Tensor], kinds: Sequence[Kind], dim: int) -> list[Tensor]:

@@ -8,6 +8,7 @@ all ranks have as many pairs to compute. Where a sequence begins does not matter
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -34,14 +35,15 @@ def chunks(length: int, ranks: int, balanced: bool, multiple: int = 1) -> list[C
     return _in_order([end - begin for begin, end in pairwise((0, *ends))], ranks)
 
 
-def chunks_held(lengths: Sequence[int], balanced: bool, multiple: int = 1) -> list[Chunk]:
+@lru_cache
+def chunks_held(lengths: tuple[int, ...], balanced: bool, multiple: int = 1) -> tuple[Chunk, ...]:
     """What ranks hold that have so many rows each.
 
     Raises:
         ValueError: balanced, and the lengths are not those of :func:`chunks`: it is not known then where to cut.
     """
     if not balanced:
-        return _in_order(lengths, len(lengths))
+        return tuple(_in_order(lengths, len(lengths)))
     found = chunks(sum(lengths), len(lengths), balanced, multiple)
     expected = [sum(c.stop - c.start for c in found if c.rank == rank) for rank in range(len(lengths))]
     if list(lengths) != expected:
@@ -49,7 +51,7 @@ def chunks_held(lengths: Sequence[int], balanced: bool, multiple: int = 1) -> li
             f"{list(lengths)} rows on the ranks; balanced placement of {sum(lengths)} rows is {expected}, as "
             "ContextParallel.shard makes it (supported without balanced=True: any lengths)"
         )
-    return found
+    return tuple(found)
 
 
 def _in_order(sizes: Sequence[int], ranks: int) -> list[Chunk]:

@@ -66,7 +66,7 @@ def _options(call: Call, before: int) -> dict[str, Any]:
     return {"is_causal": options.is_causal, "scale": options.scale, "causal_offset": options.causal_offset}
 
 
-def _places(rows: int, chunks: list[Chunk], mine: list[Workspace], *names: str) -> Step:
+def _places(rows: int, chunks: Sequence[Chunk], mine: list[Workspace], *names: str) -> Step:
     """These places of all ranks' workspaces, one behind the other, which count so many rows as one. Of a rank without a
     chunk `mine` is a workspace of another one, and sends nothing."""
     return _in_units_of(rows, chunks), [torch.cat([getattr(one, name) for one in mine], dim=2) for name in names]
