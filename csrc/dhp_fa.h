@@ -249,8 +249,10 @@ typedef struct dhp_kernel_info {
   int stages;         /* places for tiles of K and of V in shared memory */
   int ctas_per_sm;
   int step_cycles;   /* about; of a multiprocessor full of such CTAs, for one step of each */
+  int unit_cycles;   /* about; of a decode kernel beside its steps; else 0 */
   int segment_tiles; /* key tiles of a segment of a row; of a decode kernel, of all that it has room for; else 0 */
   int is_short;      /* 1: of a forward kernel that computes rows whose keys are in one segment, and no others */
+  int cluster;       /* CTAs that compute the same rows, each its columns; 1: of all kernels but decode's */
   int threads, shared_bytes; /* per CTA */
   int registers;             /* per thread, as ptxas reports */
   int spill_bytes;

@@ -20,8 +20,8 @@ dhp_status dhp_tensor_map_encode(const dhp_session *session, dhp_tensor_map *map
 }
 
 dhp_status dhp_tensor_map_encode_strips(const dhp_session *session, dhp_tensor_map *map, const dhp_tensor *tensor,
-                                        int64_t length, int rows, dhp_error *error) {
-  (void)session, (void)map, (void)tensor, (void)length, (void)rows;
+                                        int64_t length, int columns, int rows, dhp_error *error) {
+  (void)session, (void)map, (void)tensor, (void)length, (void)columns, (void)rows;
   return fail(error);
 }
 

@@ -30,9 +30,9 @@ typedef struct dhp_tensor_map {
 dhp_status dhp_tensor_map_encode(const dhp_session *session, dhp_tensor_map *map, const dhp_tensor *tensor,
                                  int64_t length, int rows, int heads, dhp_error *error);
 
-/* The same in boxes of one head that are 32 columns wide, for the 64-byte swizzle. */
+/* The same in boxes of one head that are 64, 32 or 16 columns wide, for the swizzle that is as wide. */
 dhp_status dhp_tensor_map_encode_strips(const dhp_session *session, dhp_tensor_map *map, const dhp_tensor *tensor,
-                                        int64_t length, int rows, dhp_error *error);
+                                        int64_t length, int columns, int rows, dhp_error *error);
 
 /* A map of float32 [rows, columns], contiguous, in boxes of so many columns of one row, without a swizzle. */
 dhp_status dhp_tensor_map_encode_floats(const dhp_session *session, dhp_tensor_map *map, const float *data,

@@ -8,11 +8,16 @@ _Static_assert(sizeof(dhp_tensor_map) == sizeof(CUtensorMap) && _Alignof(dhp_ten
 enum {
   RANK = 4,
   ELEMENT_BYTES = 2,
-  BOX_COLUMNS = 64,  /* of 16 bits: the 128 bytes of the swizzle */
-  STRIP_COLUMNS = 32 /* likewise 64 bytes */
+  BOX_COLUMNS = 64 /* of 16 bits: the 128 bytes of the swizzle */
 };
 
-/* As wide as the swizzle, of one or the other width. */
+/* That is as wide as a row of the box. */
+static CUtensorMapSwizzle swizzle_of(int columns) {
+  return columns == 16   ? CU_TENSOR_MAP_SWIZZLE_32B
+         : columns == 32 ? CU_TENSOR_MAP_SWIZZLE_64B
+                         : CU_TENSOR_MAP_SWIZZLE_128B;
+}
+
 static dhp_status encode(const dhp_session *session, dhp_tensor_map *map, const dhp_tensor *tensor, int64_t length,
                          int columns, int rows, int heads, dhp_error *error) {
   const dhp_driver *const driver = session->driver;
@@ -29,10 +34,9 @@ static dhp_status encode(const dhp_session *session, dhp_tensor_map *map, const 
   const cuuint32_t element_strides[RANK] = {1, 1, 1, 1};
   const CUtensorMapDataType type =
       tensor->dtype == DHP_BFLOAT16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
-  const CUtensorMapSwizzle swizzle = columns == STRIP_COLUMNS ? CU_TENSOR_MAP_SWIZZLE_64B : CU_TENSOR_MAP_SWIZZLE_128B;
   const CUresult result = driver->cuTensorMapEncodeTiled(
       (CUtensorMap *)map, type, RANK, tensor->data, sizes, strides, box, element_strides, CU_TENSOR_MAP_INTERLEAVE_NONE,
-      swizzle, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+      swizzle_of(columns), CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   return dhp_driver_check(driver, result, "cuTensorMapEncodeTiled", error);
 }
 
@@ -42,8 +46,8 @@ dhp_status dhp_tensor_map_encode(const dhp_session *session, dhp_tensor_map *map
 }
 
 dhp_status dhp_tensor_map_encode_strips(const dhp_session *session, dhp_tensor_map *map, const dhp_tensor *tensor,
-                                        int64_t length, int rows, dhp_error *error) {
-  return encode(session, map, tensor, length, STRIP_COLUMNS, rows, 1, error);
+                                        int64_t length, int columns, int rows, dhp_error *error) {
+  return encode(session, map, tensor, length, columns, rows, 1, error);
 }
 
 dhp_status dhp_tensor_map_encode_floats(const dhp_session *session, dhp_tensor_map *map, const float *data,

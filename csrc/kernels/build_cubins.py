@@ -162,6 +162,7 @@ def table_source(cubins: list[Cubin], found: list[Family]) -> str:
             f"   .warpgroups = {k.warpgroups}, .rows = {k.rows}, .tile_q = {k.tile_q},",
             f"   .tile_k = {k.tile_k}, .stages = {k.stages}, .ctas_per_sm = {k.ctas_per_sm},",
             f"   .step_cycles = {k.step_cycles}, .segment_tiles = {k.segment_tiles}, .is_short = {int(k.is_short)},",
+            f"   .cluster = {k.cluster}, .unit_cycles = {k.unit_cycles},",
             f"   .threads = {k.warpgroups} * DHP_WARPGROUP_THREADS,",
             f"   .shared_bytes = {cubin.family.shared_bytes}({', '.join(map(str, shared))}),",
             f"   .registers = {cubin.registers}, .spill_bytes = {cubin.spill_bytes}}},",

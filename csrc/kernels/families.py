@@ -37,6 +37,8 @@ class Kernel:
     shares_rows: bool = False  # the warpgroups of a CTA compute the same rows
     segment_tiles: int = 0  # key tiles of a segment, where rows are folds over segments: a power of two
     is_short: bool = False  # it computes rows whose keys are in one segment, and no others
+    cluster: int = 1  # CTAs that compute the same rows, each its columns
+    unit_cycles: int = 0  # beside its steps, where the plan counts them
 
     @property
     def tile_q(self) -> int:

@@ -29,8 +29,9 @@ static py::dict kernel_dict(const dhp_kernel_info &k) {
                   "cubin_sha256"_a = k.cubin_sha256, "dtype"_a = dtype_name(k.dtype), "head_dim"_a = k.head_dim,
                   "warpgroups"_a = k.warpgroups, "rows"_a = k.rows, "tile_q"_a = k.tile_q, "tile_k"_a = k.tile_k,
                   "stages"_a = k.stages, "segment_tiles"_a = k.segment_tiles, "is_short"_a = k.is_short != 0,
-                  "ctas_per_sm"_a = k.ctas_per_sm, "step_cycles"_a = k.step_cycles, "threads"_a = k.threads,
-                  "shared_bytes"_a = k.shared_bytes, "registers"_a = k.registers, "spill_bytes"_a = k.spill_bytes);
+                  "cluster"_a = k.cluster, "ctas_per_sm"_a = k.ctas_per_sm, "step_cycles"_a = k.step_cycles,
+                  "unit_cycles"_a = k.unit_cycles, "threads"_a = k.threads, "shared_bytes"_a = k.shared_bytes,
+                  "registers"_a = k.registers, "spill_bytes"_a = k.spill_bytes);
 }
 
 static py::list kernels() {

@@ -44,8 +44,8 @@ dhp_status dhp_tensor_map_encode(const dhp_session *, dhp_tensor_map *map, const
 }
 
 dhp_status dhp_tensor_map_encode_strips(const dhp_session *, dhp_tensor_map *map, const dhp_tensor *tensor,
-                                        int64_t length, int rows, dhp_error *) {
-  return encode(map, tensor, length, 32, rows, 1);
+                                        int64_t length, int columns, int rows, dhp_error *) {
+  return encode(map, tensor, length, columns, rows, 1);
 }
 
 dhp_status dhp_tensor_map_encode_floats(const dhp_session *, dhp_tensor_map *map, const float *data, int64_t rows,

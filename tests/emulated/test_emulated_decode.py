@@ -137,6 +137,13 @@ def test_rows_have_the_bits_of_the_forward(
     assert_same_bits(*chosen, CALLS, session_seed)
 
 
+def test_rows_fill_a_cluster(chosen: tuple[Emulator, Emulator, families.Kernel], session_seed: int) -> None:
+    """And a tile less, which is not whole."""
+    kernel = chosen[2]
+    room = kernel.segment_tiles * kernel.tile_k
+    assert_same_bits(*chosen, [Call(1, 4, 1, 1, room), Call(1, 3, 1, 2, room - kernel.tile_k - 3)], session_seed)
+
+
 def test_rows_of_a_cluster_that_waited_in_vain_are_nan(
     chosen: tuple[Emulator, Emulator, families.Kernel], session_seed: int
 ) -> None:
@@ -146,8 +153,8 @@ def test_rows_of_a_cluster_that_waited_in_vain_are_nan(
 
 # The cluster does not meet before what its CTAs tell each other is awaited.
 MEETS_AFTER_SCORES: Substitution = (
-    "cluster_arrive(); cluster_wait(); arrived &= mbarrier_wait_long(base + SHARED_BARRIERS + TOPS_FULL",
-    "arrived &= mbarrier_wait_long(base + SHARED_BARRIERS + TOPS_FULL",
+    "cluster_arrive(); cluster_wait(); arrived &= await(base + SHARED_BARRIERS + TOPS_FULL",
+    "arrived &= await(base + SHARED_BARRIERS + TOPS_FULL",
 )
 MEETS_AFTER_PROBABILITIES: Substitution = ("cluster_arrive(); cluster_wait(); /* 3. O", "/* 3. O")
 
@@ -159,10 +166,10 @@ MISTAKES: dict[str, Substitution] = {
     ),
     "a_tile_of_its_own_maximum": ("top_before(base, tile, -p.highest_score, lane)", "-p.highest_score"),
     "a_tile_past_the_end_counts": ("DHP_CT_MASK(there)", "DHP_CT_MASK(there || 1)"),
-    "another_strip": ("(warp ^ lane / 2 % 4)", "(warp ^ lane % 4)"),
-    "k_not_awaited": ("mbarrier_wait(k_full + 8 * nth, 0, p.zero)", "1"),
-    "first_strips_not_awaited": ("arrived &= mbarrier_wait_long(group_full(base, 0), 0, p.zero);", ""),
-    "strips_not_awaited": ("mbarrier_wait(group_full(base, min(first + GROUP, u.tiles - 1)), 0, p.zero)", "1"),
+    "another_strip": ("(warp ^ lane * STRIP_ROW_BYTES / 128 %", "(warp ^ lane * STRIP_ROW_BYTES / 64 %"),
+    "k_not_awaited": ("await(k_full + 8 * nth, p.zero)", "(k_full > 0)"),
+    "first_strips_not_awaited": ("arrived &= await(group_full(base, 0), p.zero);", ""),
+    "strips_not_awaited": ("min(first + GROUP, u.tiles - 1)", "min(first, u.tiles - 1)"),
     "loads_over_what_is_read": ("barrier_sync(1, FINISHED", "barrier_sync(0, FINISHED"),
     "loads_over_k_that_is_read": (
         "hand_to_tma(warp); if (nth",
@@ -170,7 +177,7 @@ MISTAKES: dict[str, Substitution] = {
     ),
     "not_poisoned": ("dhp_ct_reciprocal(sum) + poison", "dhp_ct_reciprocal(sum)"),
     "probabilities_before_all_have_told_the_highest": (
-        "arrived &= mbarrier_wait_long(base + SHARED_BARRIERS + TOPS_FULL, 0, p.zero);",
+        "arrived &= await(base + SHARED_BARRIERS + TOPS_FULL, p.zero);",
         "",
     ),
     "stores_before_all_have_begun": ("cluster_wait(); #pragma unroll", "\n#pragma unroll"),
@@ -181,7 +188,7 @@ MISTAKES: dict[str, Substitution] = {
         "const uint32_t told",
     ),
     "ends_before_what_nobody_needs": ("for (first = (u.tiles + GROUP - 1)", "for (first = (TILES + GROUP - 1)"),
-    "poison_before_all_have_told": ("mbarrier_wait_long(base + SHARED_BARRIERS + POISON_FULL, 0, p.zero)", "1"),
+    "poison_before_all_have_told": ("await(base + SHARED_BARRIERS + POISON_FULL, p.zero)", "1"),
     "fewer_bytes_than_come": ("i * WARPS + warp)) * SHARE_BYTES", "i * WARPS + warp)) * P_BYTES"),
     "tells_another_group": (
         "address_in_cta(full, rank));\n  }",

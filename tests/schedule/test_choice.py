@@ -44,19 +44,23 @@ def _plan(call: Call) -> dict[str, Any]:
 @pytest.mark.parametrize("path", MEASURED, ids=lambda path: path.stem)
 @pytest.mark.parametrize("head_dim", [64, 128, 256])
 def test_choice_costs_little(path: Path, head_dim: int) -> None:
-    """Chosen over the fastest: at most 1.15 on any shape, and on average half a percent. Where a kernel of another
-    family is chosen, another file has the times. Where key segments are split, no file has: the times are of kernels
-    that went through all keys of a row, and say nothing of the same kernel in another way. Few rows are of that kind;
-    of these see below. A kernel for rows of one segment has the times of the other of its shape."""
+    """Chosen over the fastest: at most 1.15 on any shape, and on average half a percent; 1.2 over several segments,
+    where a last one may be short. Where a kernel of another family is chosen, another file has the times. A file whose
+    rows do not say segments has times of kernels that went through all keys of a row: they say nothing of the same
+    kernel where segments are split. Few of its rows are of that kind; of these see below. A kernel for rows of one
+    segment has the times of the other of its shape."""
     rows = [row for row in _rows(path) if row["head_dim"] == head_dim]
     plans = [_plan(_call(row)) for row in rows]
-    pairs = zip(rows, plans, strict=True)
-    whole = [(row["us"], plan["kernel"].removesuffix("_short")) for row, plan in pairs if plan["splits"] == 1]
-    assert len(whole) >= 0.95 * len(rows)
-    loss = {f"{us} {kernel}": us[kernel] / min(us.values()) for us, kernel in whole if kernel in us}
-    assert len(loss) > 30
-    assert max(loss.values()) <= 1.15, max(loss, key=lambda row: loss[row])
-    assert statistics.geometric_mean(loss.values()) <= 1.005
+    for is_long, most in ((False, 1.15), (True, 1.2)):
+        pairs = [(row, plan) for row, plan in zip(rows, plans, strict=True) if ("segments" in row) == is_long]
+        known = [(row["us"], p["kernel"].removesuffix("_short")) for row, p in pairs if is_long or p["splits"] == 1]
+        assert len(known) >= 0.95 * len(pairs)
+        loss = {f"{us} {kernel}": us[kernel] / min(us.values()) for us, kernel in known if kernel in us}
+        if is_long and not pairs:
+            continue
+        assert len(loss) > 30
+        assert max(loss.values()) <= most, max(loss, key=lambda row: loss[row])
+        assert statistics.geometric_mean(loss.values()) <= 1.005
 
 
 def _expected(folder: Path, calls: Sequence[Call]) -> list[tuple[bool, int, float, float]]:

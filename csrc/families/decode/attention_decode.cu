@@ -10,16 +10,16 @@
  *        of each row goes to all CTAs.
  *     2. The running maximum before and after t follows from the highest scores of the tiles visited before, in any
  *        order. So every warp can compute P(t), its sum, and what rescales the sums before; all CTAs get these.
- *     3. O = O rescale(t) + P(t) v(t), for each tile in order: each CTA its own 32 columns of v, a warp eight.
+ *     3. O = O rescale(t) + P(t) v(t), for each tile in order: each CTA its own strip of v, a warp eight columns.
  *     4. O / sum, or O, the shift and the sum as a part; NaN if a warp of the cluster has waited in vain.
  *
- * Each element of k and of v is read from device memory once. Of k each warp loads what it needs, one box of 64 columns
+ * Each element of k and of v is read from device memory once. Of k each warp loads what it needs, one box of columns
  * after the other into the same place; when it has finished, it asks for strips of v, which so come while steps 1 and 2
  * end. In step 3 a warp that does not multiply asks for further strips when all who multiply have finished a group.
  *
  * What goes to other CTAs completes bytes on mbarriers there, like tiles that TMA brings. The cluster's barrier says
  * that all CTAs have begun, before the first such store; that all have told what they had to, after each step; and in
- * the end that nothing follows. A warp whose tile is late sleeps for a millisecond at most, and who needs what it tells
+ * the end that nothing follows. A warp whose tile is late sleeps, for half a millisecond, and who needs what it tells
  * must not give up meanwhile: that barrier waits in hardware, as long as it takes, so an mbarrier is left with the time
  * that a store or a load is under way.
  *
@@ -29,7 +29,8 @@
  * CT: q, k and v only ever meet mma, fused multiply-adds, selects, max, ex2, rcp, lg2, conversions and quad shuffles
  * with constant lanes, and are stored to places in shared memory that tile, lane and CTA give. Every branch, address,
  * barrier and predicate is a function of the block index and the launch parameters, or of whether a tile has arrived. A
- * wait is a fixed sequence of suspending tries; if a warp has waited in vain, all rows of the cluster are NaN.
+ * wait is two suspending tries, and after them, if they were in vain, a fixed sequence of more, and of sleeps; if a
+ * warp has waited in vain, all rows of the cluster are NaN.
  */
 #include <cuda.h>
 
@@ -40,10 +41,20 @@
 /* This uses the constants above. */
 #include "../../hopper/softmax.cuh"
 
-extern "C" __global__ void __cluster_dims__(HEAD_DIM / DHP_DECODE_STRIP, 1, 1)
-    __launch_bounds__(CTA_THREADS, CTAS_PER_SM)
-    dhp_attention_decode(const __grid_constant__ CUtensorMap k_map, const __grid_constant__ CUtensorMap v_map,
-                         const __grid_constant__ dhp_decode_params p) {
+/*
+ * A wait for the only phase of an mbarrier ends in a branch: so two tries, 8 us, are enough where it comes in time, and
+ * to wait at length otherwise costs no more than that branch. Who waits at length sleeps (mbarrier_wait_first).
+ */
+static __device__ __forceinline__ uint32_t at_length(uint32_t came, uint32_t barrier, uint32_t zero) {
+  return any_lane(!came) ? mbarrier_wait_first(barrier, 0, zero) : 1;
+}
+static __device__ __forceinline__ uint32_t await(uint32_t barrier, uint32_t zero) {
+  return at_length(mbarrier_try(barrier, 0, zero, mbarrier_wait_short(barrier, 0)), barrier, zero);
+}
+
+extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(CTA_THREADS, CTAS_PER_SM)
+dhp_attention_decode(const __grid_constant__ CUtensorMap k_map, const __grid_constant__ CUtensorMap v_map,
+                     const __grid_constant__ dhp_decode_params p) {
   extern __shared__ char shared[];
   const uint32_t base = (shared_address(shared) + DHP_DECODE_ALIGN - 1) & ~(uint32_t)(DHP_DECODE_ALIGN - 1);
   const int warp = warp_index(), lane = (int)(threadIdx.x % 32);
@@ -75,8 +86,8 @@ extern "C" __global__ void __cluster_dims__(HEAD_DIM / DHP_DECODE_STRIP, 1, 1)
 #pragma unroll
       for (int i = 0; i < SCORES && nth % BOXES == 0; i++)
         of_tile[i] = 0.f;
-      arrived &= nth == 0 ? mbarrier_wait_long(k_full, 0, p.zero) : mbarrier_wait(k_full + 8 * nth, 0, p.zero);
-      multiply_keys(of_tile, q + nth % BOXES * 8, base + SHARED_BOXES + warp * BOX_BYTES, lane);
+      arrived &= await(k_full + 8 * nth, p.zero);
+      multiply_keys(of_tile, q + nth % BOXES * (K_COLUMNS / 8), base + SHARED_BOXES + warp * BOX_BYTES, lane);
       hand_to_tma(warp);
       if (nth + 1 < K_LOADS)
         load_keys((int)arrived, nth + 1, &u, warp, &k_map, base);
@@ -96,7 +107,7 @@ extern "C" __global__ void __cluster_dims__(HEAD_DIM / DHP_DECODE_STRIP, 1, 1)
   }
   cluster_arrive();
   cluster_wait();
-  arrived &= mbarrier_wait_long(base + SHARED_BARRIERS + TOPS_FULL, 0, p.zero);
+  arrived &= await(base + SHARED_BARRIERS + TOPS_FULL, p.zero);
 
   /* 2. Probabilities. */
 #pragma unroll
@@ -117,20 +128,24 @@ extern "C" __global__ void __cluster_dims__(HEAD_DIM / DHP_DECODE_STRIP, 1, 1)
   float o[OUTPUTS] = {0.f, 0.f, 0.f, 0.f}, sum = 0.f;
   if (warp < OUTPUT_WARPS) {
     operands x[2];
-    arrived &= mbarrier_wait_long(group_full(base, 0), 0, p.zero);
+    arrived &= await(group_full(base, 0), p.zero);
     fetch(&x[0], 0, base, warp, lane);
 #pragma unroll 1
     for (int first = 0; first < u.tiles; first += GROUP) {
+      const uint32_t next = group_full(base, min(first + GROUP, u.tiles - 1));
+      uint32_t came = 0;
 #pragma unroll
       for (int i = 0; i < GROUP; i++) {
-        const int next = min(first + i + 1, TILES - 1);
+        /* To await the next group, one try beside each of the last two tiles. */
         if (i == GROUP - 1) {
+          came = mbarrier_try(next, 0, p.zero, came);
           /* Nobody reads this group's strips any more. They meet the loader, and do not only arrive: a warp that has
            * waited in vain would come to the same barrier again before the others have met there once. */
           barrier_sync(first + STAGES * GROUP < u.tiles, FINISHED + (uint32_t)first / GROUP % STAGES, GROUP_THREADS);
-          arrived &= mbarrier_wait(group_full(base, min(first + GROUP, u.tiles - 1)), 0, p.zero);
+          arrived &= at_length(came, next, p.zero);
         }
-        fetch(&x[(i + 1) % 2], next, base, warp, lane);
+        fetch(&x[(i + 1) % 2], min(first + i + 1, TILES - 1), base, warp, lane);
+        if (i == GROUP - 2) came = mbarrier_wait_short(next, 0);
         multiply_values(o, &sum, &x[i % 2], first + i < u.tiles);
       }
     }
@@ -139,7 +154,7 @@ extern "C" __global__ void __cluster_dims__(HEAD_DIM / DHP_DECODE_STRIP, 1, 1)
     int first = STAGES * GROUP;
 #pragma unroll 1
     for (; first < u.tiles; first += GROUP) {
-      arrived &= mbarrier_wait_long(group_full(base, first - STAGES * GROUP), 0, p.zero);
+      arrived &= await(group_full(base, first - STAGES * GROUP), p.zero);
       barrier_sync(1, FINISHED + (uint32_t)first / GROUP % STAGES, GROUP_THREADS);
       load_strips((int)arrived, first, GROUP, &u, &v_map, base);
     }
@@ -147,7 +162,7 @@ extern "C" __global__ void __cluster_dims__(HEAD_DIM / DHP_DECODE_STRIP, 1, 1)
      * is copied from. */
 #pragma unroll 1
     for (first = (u.tiles + GROUP - 1) / GROUP * GROUP; first < TILES; first += GROUP)
-      arrived &= mbarrier_wait_long(group_full(base, first), 0, p.zero);
+      arrived &= await(group_full(base, first), p.zero);
   }
   tell_arrived(base, u.rank, warp, arrived, lane);
   cluster_arrive(); /* it tells the others nothing more */
@@ -158,10 +173,10 @@ extern "C" __global__ void __cluster_dims__(HEAD_DIM / DHP_DECODE_STRIP, 1, 1)
   const float shift = top_before(base, u.tiles, -p.highest_score, lane);
   cluster_wait();
   cluster_arrive();
-  const uint32_t told = mbarrier_wait_long(base + SHARED_BARRIERS + POISON_FULL, 0, p.zero);
+  const uint32_t told = await(base + SHARED_BARRIERS + POISON_FULL, p.zero);
   const float poison = poison_of_all(base, lane) + (told ? 0.f : NAN), factor = dhp_ct_reciprocal(sum) + poison;
   const int inside = warp < OUTPUT_WARPS && row < p.seqlen_q, sees_none = last_key < 0;
-  const int column = u.rank * DHP_DECODE_STRIP + warp * 8 + lane % 4 * 2;
+  const int column = u.rank * STRIP + warp * 8 + lane % 4 * 2;
   const int64_t of_row = ((int64_t)u.batch * p.heads + u.head + head) * p.seqlen_q + row;
   const int64_t at = u.batch * p.out_stride[0] + (u.head + head) * p.out_stride[1] + row * p.out_stride[2] + column;
   /* a row that sees no key is 0, whatever its tile held */

@@ -13,13 +13,15 @@
  * Keys that no query sees are cut off: TMA then reads zeros, whatever they hold. Without a single key the kernel still
  * visits one tile, wholly masked: any readable tensor serves as k and v.
  */
-static dhp_status encode_maps(const dhp_session *session, const dhp_attention *args, int64_t seen, int tile_k,
-                              dhp_tensor_map maps[2], dhp_error *error) {
+static dhp_status encode_maps(const dhp_session *session, const dhp_attention *args, int64_t seen,
+                              const dhp_kernel_info *kernel, dhp_tensor_map maps[2], dhp_error *error) {
+  const int strip = kernel->head_dim / kernel->cluster;
   const int64_t length = seen > 0 ? seen : 1;
   const dhp_tensor *const k = seen > 0 ? &args->k : &args->q, *const v = seen > 0 ? &args->v : &args->q;
-  const dhp_status status = dhp_tensor_map_encode(session, &maps[0], k, length, tile_k, 1, error);
+  const int box = DHP_DECODE_BOX_COLUMNS(kernel->warpgroups, kernel->stages, strip);
+  const dhp_status status = dhp_tensor_map_encode_strips(session, &maps[0], k, length, box, kernel->tile_k, error);
   if (status != DHP_OK) return status;
-  return dhp_tensor_map_encode_strips(session, &maps[1], v, length, tile_k, error);
+  return dhp_tensor_map_encode_strips(session, &maps[1], v, length, strip, kernel->tile_k, error);
 }
 
 static dhp_decode_params params_of(const dhp_attention *args, const dhp_mask *mask, const dhp_plan *plan) {
@@ -63,7 +65,7 @@ dhp_status dhp_decode_launch(const dhp_attention *args, const dhp_plan *plan, in
   if (status != DHP_OK) return status;
   dhp_tensor_map maps[2];
   const dhp_mask mask = dhp_mask_of(args);
-  status = encode_maps(&session, args, dhp_mask_keys_seen(&mask), plan->kernel->tile_k, maps, error);
+  status = encode_maps(&session, args, dhp_mask_keys_seen(&mask), plan->kernel, maps, error);
   if (status == DHP_OK) {
     dhp_decode_params params = params_of(args, &mask, plan);
     void *arguments[] = {&maps[0], &maps[1], &params};

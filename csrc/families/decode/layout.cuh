@@ -1,7 +1,8 @@
 /*
  * layout.cuh - the constants of one decode kernel, and what lies where in the shared memory of its CTAs.
  *
- * HEAD_DIM, TILE_K, WARPGROUPS, ROWS, STAGES, CTAS_PER_SM, SEGMENT_TILES and TILES_PER_WARP come from family.py.
+ * HEAD_DIM, TILE_K, WARPGROUPS, ROWS, STAGES, CTAS_PER_SM, SEGMENT_TILES, TILES_PER_WARP and STRIP come from
+ * family.py.
  */
 #ifndef DHP_DECODE_LAYOUT_CUH
 #define DHP_DECODE_LAYOUT_CUH
@@ -14,14 +15,16 @@ typedef dhp_decode_params kernel_params;
 
 enum {
   WARPS = WARPGROUPS * WARPS_PER_GROUP,
-  CLUSTER = HEAD_DIM / DHP_DECODE_STRIP,      /* CTAs */
+  CLUSTER = HEAD_DIM / STRIP,                 /* CTAs */
   TILES = CLUSTER * WARPS * TILES_PER_WARP,   /* key tiles that a cluster has room for, numbered as they are visited */
-  BOXES = HEAD_DIM / BOX_COLUMNS,             /* 64-column boxes along head_dim */
+  GROUP = 4,                                  /* key tiles whose strips of v come and go together */
+  STRIPS_PER_BOX = STAGES * GROUP / WARPS,    /* of v, which take the place of a box of k */
+  K_COLUMNS = STRIPS_PER_BOX * STRIP,         /* of such a box */
+  BOXES = HEAD_DIM / K_COLUMNS,               /* along head_dim */
   K_LOADS = TILES_PER_WARP * BOXES,           /* of a warp, one after another into the same place */
   STEPS = TILE_K / 16,                        /* of P v, 16 keys each */
-  GROUP = 4,                                  /* key tiles whose strips of v come and go together */
   GROUPS = TILES / GROUP,                     /* of them STAGES have a place at a time */
-  OUTPUT_WARPS = DHP_DECODE_STRIP / 8,        /* warps that multiply P and v, eight columns each: the first ones */
+  OUTPUT_WARPS = STRIP / 8,                   /* warps that multiply P and v, eight columns each: the first ones */
   LOADER = OUTPUT_WARPS,                      /* the warp that asks for strips of v meanwhile */
   GROUP_THREADS = (OUTPUT_WARPS + 1) * 32,    /* that meet where a group's places become free */
   OWN_BARRIER = FINISHED + STAGES,            /* + warp: a named barrier of its own */
@@ -32,10 +35,10 @@ enum {
 };
 
 enum {
-  BOX_BYTES = TILE_K * ROW_BYTES, /* of k */
-  STRIP_ROW_BYTES = DHP_DECODE_STRIP * 2,
+  K_ROW_BYTES = K_COLUMNS * 2,
+  BOX_BYTES = TILE_K * K_ROW_BYTES, /* of k */
+  STRIP_ROW_BYTES = STRIP * 2,
   STRIP_BYTES = TILE_K * STRIP_ROW_BYTES,
-  STRIPS_PER_BOX = BOX_BYTES / STRIP_BYTES,
   STEP_BYTES = 32 * 8,          /* of packed probabilities: two words a lane */
   P_BYTES = STEPS * STEP_BYTES, /* of a tile */
   LANES_BYTES = 32 * 8,         /* of a tile: two floats a lane, what rescales the sums before, and its own sum */
@@ -43,7 +46,7 @@ enum {
 };
 
 enum {                                                    /* byte offsets from the 1024-aligned start */
-       SHARED_BOXES = 0,                                  /* of each warp a box of k, later two strips of v */
+       SHARED_BOXES = 0,                                  /* of each warp a box of k, later strips of v */
        SHARED_SHARES = SHARED_BOXES + WARPS * BOX_BYTES,  /* of each tile the packed probabilities, and of each lane */
        SHARED_TOPS = SHARED_SHARES + TILES * SHARE_BYTES, /* of each tile the highest score of each row */
        SHARED_POISON = SHARED_TOPS + TILES * ROWS * 4,    /* of each warp of the cluster: NaN if it waited in vain */
@@ -59,10 +62,11 @@ enum mbarrier { /* byte offset of the first 8-byte mbarrier of a kind, from SHAR
 };
 
 static_assert(DHP_DECODE_ALIGN + SHARED_BARRIERS + BARRIER_BYTES ==
-                  DHP_DECODE_SHARED_BYTES(HEAD_DIM, TILE_K, WARPGROUPS, ROWS, STAGES, TILES_PER_WARP),
+                  DHP_DECODE_SHARED_BYTES(HEAD_DIM, TILE_K, WARPGROUPS, ROWS, STAGES, TILES_PER_WARP, STRIP),
               "the host and the kernel disagree on the shared memory plan");
 static_assert(TILES >= SEGMENT_TILES && ROWS == DHP_DECODE_ROWS, "or on what a cluster has room for");
-static_assert(STAGES * GROUP == WARPS * STRIPS_PER_BOX, "strips of v take the places of k");
+static_assert(STAGES * GROUP % WARPS == 0 && HEAD_DIM % K_COLUMNS == 0 && K_COLUMNS % 32 == 0 && K_COLUMNS <= 64,
+              "strips of v take the places of k, which are as wide as a swizzle");
 static_assert(OWN_BARRIER + WARPS <= 16, "named barriers");
 static_assert(GROUPS % WARPS == 0, "each warp prepares as many");
 static_assert(GROUP % CLUSTER == 0 || CLUSTER % GROUP == 0, "whose tiles a group's are");

@@ -22,7 +22,7 @@ static __device__ __forceinline__ void load_strips(int go, int first, int count,
   mbarrier_arrive_expect_tx(go, full, there * STRIP_BYTES);
 #pragma unroll
   for (int i = 0; i < count; i++)
-    tma_load(go && i < there, strip_of(base, first + i), map, full, u->rank * DHP_DECODE_STRIP, first_key(u, first + i),
+    tma_load(go && i < there, strip_of(base, first + i), map, full, u->rank * STRIP, first_key(u, first + i),
              u->key_head, u->batch);
 }
 
@@ -32,12 +32,10 @@ typedef struct operands {
   float2 lane;                         /* what rescales the sums before, and the tile's sum of this thread's columns */
 } operands;
 
-/*
- * In a strip a row has 64 bytes, and the swizzle exchanges its 16-byte pieces by half of the row's number modulo 4.
- * Lane i reads key i of 32, eight columns.
- */
+/* Lane i reads key i of 32, eight columns. The swizzle: as of k (scores.cuh). */
 static __device__ __forceinline__ void fetch(operands *x, int tile, uint32_t base, int warp, int lane) {
-  const uint32_t v = strip_of(base, tile) + lane * STRIP_ROW_BYTES + 16 * (warp ^ lane / 2 % 4);
+  const uint32_t v = strip_of(base, tile) + lane * STRIP_ROW_BYTES +
+                     16 * (warp ^ lane * STRIP_ROW_BYTES / 128 % (STRIP_ROW_BYTES / 16));
   const uint32_t of_lane = share_of(base, tile) + lane * 8;
 #pragma unroll
   for (int step = 0; step + 1 < STEPS; step += 2)

@@ -13,8 +13,7 @@
 
 enum {
   DHP_DECODE_ALIGN = 1024, /* the 128-byte swizzle repeats every 1024 bytes; CUDA aligns shared memory to 16 */
-  DHP_DECODE_ROWS = 8,     /* query rows of a cluster */
-  DHP_DECODE_STRIP = 32    /* columns of v of a CTA: the CTAs of a cluster share head_dim */
+  DHP_DECODE_ROWS = 8      /* query rows of a cluster */
 };
 
 /*
@@ -40,15 +39,19 @@ typedef struct dhp_decode_params {
   uint32_t zero; /* 0, which the compiler must not know: see mbarrier_wait in ptx.cuh */
 } dhp_decode_params;
 
+/* Columns of a box of k: of each warp one, whose places all together hold four strips of v a stage. */
+#define DHP_DECODE_BOX_COLUMNS(warpgroups, stages, strip) ((stages) * (strip) / (warpgroups))
+
 /*
- * Dynamic shared memory of one CTA in bytes. Of each warp a box of k, whose place then holds two strips of v; of
- * each key tile of a cluster the packed probabilities, two floats a lane, and a maximum a row; a word of each
- * warp of the cluster; and mbarriers. A macro because it initialises a constant table.
+ * Dynamic shared memory of one CTA in bytes, whose strip of v is `strip` columns wide. Of each warp a box of k, whose
+ * place then holds strips of v; of each key tile of a cluster the packed probabilities, two floats a lane, and a
+ * maximum a row; a word of each warp of the cluster; and mbarriers. A macro because it initialises a constant table.
  */
-#define DHP_DECODE_TILES(head_dim, warpgroups, tiles) ((head_dim) / 32 * (warpgroups) * 4 * (tiles))
-#define DHP_DECODE_SHARED_BYTES(head_dim, tile_k, warpgroups, rows, stages, tiles)  \
-  (DHP_DECODE_ALIGN + (warpgroups) * 4 * (tile_k) * 128 +                           \
-   DHP_DECODE_TILES(head_dim, warpgroups, tiles) * ((tile_k) * 16 + 256 + 32 + 2) + \
-   (head_dim) / 32 * (warpgroups) * 16 + 8 * (warpgroups) * 4 * (tiles) * ((head_dim) / 64) + 16)
+#define DHP_DECODE_TILES(head_dim, warpgroups, tiles, strip) ((head_dim) / (strip) * (warpgroups) * 4 * (tiles))
+#define DHP_DECODE_SHARED_BYTES(head_dim, tile_k, warpgroups, rows, stages, tiles, strip)  \
+  (DHP_DECODE_ALIGN + (stages) * 4 * (tile_k) * 2 * (strip) +                              \
+   DHP_DECODE_TILES(head_dim, warpgroups, tiles, strip) * ((tile_k) * 16 + 256 + 32 + 2) + \
+   (head_dim) / (strip) * (warpgroups) * 16 +                                              \
+   8 * (warpgroups) * 4 * (tiles) * ((head_dim) / DHP_DECODE_BOX_COLUMNS(warpgroups, stages, strip)) + 16)
 
 #endif

@@ -13,15 +13,12 @@
 extern const dhp_family dhp_family_decode;
 
 /*
- * Cycles of a round of clusters beside the chain of P v, and how many more for each CTA of a cluster, which begin and
- * end together; bytes of k and v that all units together get in a cycle. Fitted to 315 shapes on an H200
- * (benchmarks/results/kernel_choice/h200_decode.json), as are the chain's cycles in family.py.
+ * Bytes of k and v that all units together get in a cycle. With unit_cycles and step_cycles of family.py fitted to 411
+ * shapes on an H200 (benchmarks/results/kernel_choice/h200_decode.json).
  */
-static const double ENDS = 11000., ENDS_OF_CTA = 1300., BYTES_PER_CYCLE = 4000.;
+static const double BYTES_PER_CYCLE = 4000.;
 
 static int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
-static int cluster_of(const dhp_kernel_info *kernel) { return kernel->head_dim / DHP_DECODE_STRIP; }
 
 /*
  * Clusters at a time, by the same times: all CTAs of one lie in a part of the GPU that has 16 or 18 multiprocessors,
@@ -46,30 +43,44 @@ int dhp_decode_is_planned(const dhp_plan *plan) {
   return plan->kernel >= first && plan->kernel < first + dhp_family_decode.count;
 }
 
-int dhp_decode_plan(const dhp_attention *args, const dhp_mask *mask, const dhp_kernel_info *forward, double cycles,
-                    dhp_plan *plan) {
-  const int64_t *const q = args->q.size, keys = dhp_mask_keys_seen(mask);
-  const dhp_kernel_info *const kernel = dhp_family_kernel(&dhp_family_decode, args->q.dtype, forward->head_dim, "out");
-  if (!kernel) return 0;
+/* With this kernel: the plan, and its cycles; negative if it cannot be. */
+static double planned(const dhp_attention *args, int64_t key_tiles, const dhp_kernel_info *kernel,
+                      const dhp_kernel_info *forward, dhp_plan *plan) {
+  const int64_t *const q = args->q.size;
   const int heads = heads_together(args, kernel->tile_q);
-  const int64_t key_tiles = ceil_div(keys, kernel->tile_k), segments = ceil_div(key_tiles, kernel->segment_tiles);
-  if (segments > INT32_MAX || (segments > 1 && kernel->segment_tiles != forward->segment_tiles)) return 0;
+  const int64_t segments = ceil_div(key_tiles, kernel->segment_tiles);
+  if (segments > INT32_MAX || (segments > 1 && kernel->segment_tiles != forward->segment_tiles)) return -1.;
   const int splits = segments > 1 ? (int)segments : 1;
   const int64_t q_tiles = ceil_div(q[2], kernel->tile_q / heads), units = q[0] * q[1] / heads * q_tiles * splits;
   const int64_t parts = splits > 1 ? units * kernel->tile_q : 0;
-  if (!dhp_fold_can_split(parts, key_tiles)) return 0;
-  const int cluster = cluster_of(kernel);
+  if (!dhp_fold_can_split(parts, key_tiles)) return -1.;
   const double tiles = (double)(splits > 1 ? kernel->segment_tiles : key_tiles); /* of a unit */
-  const double rounds = (double)ceil_div(units, clusters_at_a_time(cluster));
+  const double rounds = (double)ceil_div(units, clusters_at_a_time(kernel->cluster));
   const double loads = (double)units * tiles * kernel->tile_k * 4 * kernel->head_dim / BYTES_PER_CYCLE;
   const double fold = splits > 1 ? dhp_fold_cycles(parts, kernel->head_dim) : 0.;
-  if (rounds * (ENDS + cluster * ENDS_OF_CTA + tiles * kernel->step_cycles) + loads + fold >= cycles) return 0;
   *plan = (dhp_plan){.kernel = kernel,
-                     .grid = units * cluster,
+                     .grid = units * kernel->cluster,
                      .heads_per_tile = heads,
                      .q_tiles = q_tiles,
                      .items = units,
                      .splits = splits,
                      .parts = parts};
-  return 1;
+  return rounds * (kernel->unit_cycles + tiles * kernel->step_cycles) + loads + fold;
+}
+
+int dhp_decode_plan(const dhp_attention *args, const dhp_mask *mask, const dhp_kernel_info *forward, double cycles,
+                    dhp_plan *plan) {
+  const int64_t key_tiles = ceil_div(dhp_mask_keys_seen(mask), forward->tile_k);
+  int found = 0;
+  for (int i = 0; i < dhp_family_decode.count; i++) {
+    const dhp_kernel_info *const kernel = &dhp_family_decode.kernels[i];
+    if (kernel->dtype != forward->dtype || kernel->head_dim != forward->head_dim) continue;
+    dhp_plan one;
+    const double of_one = planned(args, key_tiles, kernel, forward, &one);
+    if (of_one < 0. || of_one >= cycles) continue;
+    cycles = of_one;
+    *plan = one;
+    found = 1;
+  }
+  return found;
 }

@@ -13,8 +13,8 @@ static __device__ __forceinline__ void load_keys(int go, int nth, const unit *u,
   const int tile = tile_of_warp(u, warp, nth / BOXES), there = tile < u->tiles;
   const uint32_t full = base + SHARED_BARRIERS + K_FULL + 8 * (warp * K_LOADS + nth);
   mbarrier_arrive_expect_tx(go, full, there ? BOX_BYTES : 0);
-  tma_load(go && there, base + SHARED_BOXES + warp * BOX_BYTES, map, full, nth % BOXES * BOX_COLUMNS,
-           first_key(u, tile), u->key_head, u->batch);
+  tma_load(go && there, base + SHARED_BOXES + warp * BOX_BYTES, map, full, nth % BOXES * K_COLUMNS, first_key(u, tile),
+           u->key_head, u->batch);
 }
 
 /*
@@ -34,23 +34,26 @@ static __device__ __forceinline__ void hold_queries(uint32_t *q, const dhp_decod
 
 enum { BLOCKS = TILE_K / 8 /* of eight keys */ };
 
-/* S += q k^T over the 64 columns of one box, 16 at a time in ascending order; q from these columns on. */
+/*
+ * S += q k^T over the columns of one box, 16 at a time in ascending order; q from these columns on. The swizzle
+ * exchanges the 16-byte pieces of a row by the bits of an address that count 128 bytes.
+ */
 static __device__ __forceinline__ void multiply_keys(float *s, const uint32_t *q, uint32_t box, int lane) {
   const int row = lane % 8;
 #pragma unroll
-  for (int half = 0; half < 2; half++) {
-    const uint32_t from = box + row * ROW_BYTES + 16 * ((half * 4 + lane / 8) ^ row);
+  for (int part = 0; part < K_COLUMNS / 32; part++) {
+    const uint32_t from = box + row * K_ROW_BYTES + 16 * ((part * 4 + lane / 8) ^ row * K_ROW_BYTES / 128);
 #pragma unroll
     for (int first = 0; first < BLOCKS; first += BLOCKS / 2) { /* half of the blocks: products that await nobody */
       uint32_t k[BLOCKS / 2][4];
 #pragma unroll
       for (int i = 0; i < BLOCKS / 2; i++)
-        load_matrices(k[i], from + (first + i) * 8 * ROW_BYTES);
+        load_matrices(k[i], from + (first + i) * 8 * K_ROW_BYTES);
 #pragma unroll
       for (int step = 0; step < 2; step++)
 #pragma unroll
         for (int i = 0; i < BLOCKS / 2; i++)
-          multiply_eight_rows(s + 4 * (first + i), q + 4 * half + 2 * step, k[i] + 2 * step);
+          multiply_eight_rows(s + 4 * (first + i), q + 4 * part + 2 * step, k[i] + 2 * step);
     }
   }
 }

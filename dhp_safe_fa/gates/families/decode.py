@@ -14,7 +14,8 @@ from . import forward
 
 def shapes_of(kernel: dict[str, Any]) -> tuple[Shape, ...]:
     name = str(kernel["name"])
-    return few_queries_that(lambda shape: forward.planned(shape) == name, kernel, (8, 4, 2, 1), (2048, 4096, 1024))
+    lengths = (2048, 4096, 1024, 8192)
+    return few_queries_that(lambda shape: forward.planned(shape) == name, kernel, (8, 4, 2, 1), lengths)
 
 
 def subject(kernel: dict[str, Any]) -> Subject:

@@ -67,7 +67,13 @@ def test_operations_hold_what_members_give() -> None:
             (keep_bits(a, mask), lambda x, y, z, m=mask: x & m),  # type: ignore[misc]
             (logic(0xC0, a, single(mask), single(0)), lambda x, y, z, m=mask: x & m),  # type: ignore[misc]
             (logic(0xF8, a, b, single(mask)), lambda x, y, z, m=mask: x | y & m),  # type: ignore[misc]
+            (logic(0xFC, a, b, c), lambda x, y, z: x | y),
+            (logic(0xFE, a, b, c), lambda x, y, z: x | y | z),
             (logic(entries, a, b, c), lambda x, y, z, e=entries: table(e, x, y, z)),  # type: ignore[misc]
+            *(
+                (logic(e, a, single(mask), c), lambda x, y, z, e=e, m=mask: table(e, x, m, z))  # type: ignore[misc]
+                for e in (0xE2, 0xB8, 0xC0, 0x30, entries)
+            ),
             (join(a, b), lambda x, y, z: x),
             (join(a, b), lambda x, y, z: y),
         ]
@@ -85,6 +91,19 @@ def test_a_place_below_the_alignment_is_added() -> None:
     for places in ((ANY, single(0x38)), (single(0x38), ANY)):
         assert logic(0xF8, barriers, *places) == Value("", 0x32500, 0x32538, 8, page=True)
     assert logic(0xF8, barriers, ANY, single(0x138)) == ANY  # may be a bit of the address, too
+    lanes = Value("", 0, 0xF8, 8)
+    for operands in ((barriers, lanes, single(0)), (lanes, barriers, ANY)):
+        assert logic(0xFC, *operands) == Value("", 0x32500, 0x325F8, 8, page=True)
+    assert logic(0xFC, barriers, Value("", 0, 0x100, 8), single(0)) == ANY
+    assert logic(0xFE, lanes, single(0x200), Value("", 0x32400, 0x32400, 0, page=True)).lo == 0x32600
+
+
+def test_bits_of_two_numbers_side_by_side() -> None:
+    """4 n + the CTA's number in its cluster: of n where the mask has a 1, of the block's number where it has a 0."""
+    tiles = Value("", 0, 28, 4)
+    assert logic(0xE2, tiles, single(WORD - 4), ANY) == Value("", 0, 31, 1)
+    assert logic(0xE2, ANY, single(3), tiles) == Value("", 0, 31, 1)
+    assert logic(0x6A, tiles, single(WORD - 4), ANY) == ANY  # no bit of one alone
 
 
 def test_the_place_of_a_ring_stays_exact() -> None:

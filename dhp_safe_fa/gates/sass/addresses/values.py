@@ -13,13 +13,15 @@ alike.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import permutations
 from math import gcd
 
 POINTER, WINDOW, WINDOW_HIGH, SHARED_HIGH = "pointer", "window", "window.hi", "shared.hi"
 STACK, CARRY, UNKNOWN = "stack", "carry", "?"
 _WORD, _PAGE = 1 << 32, 1 << 24
 _DECLARED, _HIGH = "declared ", " high"
-_OR_MASKED = 0xF8  # table of a LOP3
+_OR = {0xFC: 2, 0xFE: 3}  # tables of a LOP3: a | b, a | b | c
+_OR_MASKED = 0xF8  # a | (b & c)
 
 
 def declared(parameter: int, high: bool = False) -> str:
@@ -157,11 +159,17 @@ def logic(table: int, a: Value, b: Value, c: Value) -> Value:
         kept = keep_bits(operands[free[0]], off ^ on)
         if not off & (off ^ on):  # what is fixed and what comes from the operand are different bits
             return add(kept, single(off))
-    if table == _OR_MASKED and not a.base:  # a | (b & c): below a's alignment that is a sum
-        for value, mask in ((b, numbers[2]), (c, numbers[1])):
-            kept = ANY if mask is None else keep_bits(value, mask)
-            if kept.is_plain and kept.hi < a.alignment:
-                return add(a, kept)
+    if len(free) == 2:
+        picked = _picked(table, operands, numbers, free)
+        if picked is not None:
+            return picked
+    joined: list[tuple[Value, ...]] = list(permutations(operands[: _OR.get(table, 0)]))
+    if table == _OR_MASKED:
+        joined = [(a, keep_bits(x, m)) for x, m in ((b, numbers[2]), (c, numbers[1])) if m is not None]
+    for values in joined:
+        total = _sum_of_bits(*values) if values else None
+        if total is not None:
+            return total
     if not all(value.is_plain or value.number is not None for value in operands):
         return ANY
     may = sum(1 << bit for bit in range(32) if _may_be_set(table, operands, bit))
@@ -169,6 +177,32 @@ def logic(table: int, a: Value, b: Value, c: Value) -> Value:
         return ANY if may else single(0)
     unit = may & -may
     return _made("", 0, (1 << may.bit_length()) - unit, unit, False)
+
+
+def _sum_of_bits(first: Value, *others: Value) -> Value | None:
+    """What all of their bits make, where each is below the alignment of those before it: then that is a sum."""
+    total = first
+    for value in others:
+        if total.base or not value.is_plain or value.hi >= total.alignment:
+            return None
+        total = add(total, value)
+    return total
+
+
+def _picked(table: int, operands: list[Value], numbers: list[int | None], free: list[int]) -> Value | None:
+    """Where the constant operand has a 1, the bits of one of the others, or none; where it has a 0, likewise."""
+    (fixed,) = {0, 1, 2} - set(free)
+    mask, total = numbers[fixed] or 0, single(0)
+    for bit, bits in ((1, mask), (0, ~mask & (_WORD - 1))):
+        entries = [x for x in range(8) if x >> (2 - fixed) & 1 == bit]
+        said = [table >> x & 1 for x in entries]
+        if not bits or not any(said):
+            continue
+        of_one = [i for i in free if said == [x >> (2 - i) & 1 for x in entries]]
+        if not of_one:
+            return None
+        total = add(total, keep_bits(operands[of_one[0]], bits))
+    return total
 
 
 def _may_be_set(table: int, operands: list[Value], bit: int) -> bool:
