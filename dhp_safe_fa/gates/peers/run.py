@@ -26,8 +26,8 @@ from ..subjects import Subject
 from ..tools import NotRun
 from ..verdict import FAIL, INVALID, NOT_RUN, PASS, Progress, have_a_say, not_run
 from . import code
+from .conventions import as_meant
 from .process import in_a_process, said
-from .terms import as_meant
 
 SCHEMA = "dhp_safe_fa.peers/2"
 POLICY = Path(__file__).resolve().parents[3] / "audits" / "peers_policy.json"

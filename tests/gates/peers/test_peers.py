@@ -26,12 +26,12 @@ from dhp_safe_fa.gates import cli, controls, gradients, inputs, registry, subjec
 from dhp_safe_fa.gates.bitwise.rows import rows_of_shape
 from dhp_safe_fa.gates.evidence import writer as evidence_writer
 from dhp_safe_fa.gates.peers import code as peer_code
+from dhp_safe_fa.gates.peers import conventions
 from dhp_safe_fa.gates.peers import page as peers_page
 from dhp_safe_fa.gates.peers import run as peers
-from dhp_safe_fa.gates.peers import terms
+from dhp_safe_fa.gates.peers.conventions import as_meant
 from dhp_safe_fa.gates.peers.process import Ended, in_a_process
 from dhp_safe_fa.gates.peers.run import kernels_seen
-from dhp_safe_fa.gates.peers.terms import as_meant
 from dhp_safe_fa.gates.sass import policy
 from dhp_safe_fa.gates.sass.gate import Cubin, KernelReport
 from dhp_safe_fa.gates.sass.policy import Policy
@@ -215,11 +215,12 @@ def test_the_ways_that_peers_are_not_asked_for_exist() -> None:
     of = replace(subjects.by_name("sdpa-flash-backward"), attend=lambda given, is_causal: given[:3])
     keyed = [way.name for way in of.ways(of, own, stranger, False) if way.names == ("dk", "dv")]
     company = {"other batches beside", "its batch alone", "other heads beside", "its key head alone"}
-    excluded = {name for name in keyed if terms.OTHER_KEYS.fullmatch(name) or terms.OTHER_LENGTHS.fullmatch(name)}
+    others = conventions.OTHER_KEYS, conventions.OTHER_LENGTHS
+    excluded = {name for name in keyed if any(pattern.fullmatch(name) for pattern in others)}
     assert excluded == set(keyed) - company and len(excluded) == 9
-    assert sum(bool(terms.ONE_KEY.fullmatch(name)) for name in keyed) == 1
+    assert sum(bool(conventions.ONE_KEY.fullmatch(name)) for name in keyed) == 1
     rows = [way.name for way in of.ways(of, own, stranger, True) if way.names == ("dq",)]
-    assert sum(bool(terms.FIRST_ROW.fullmatch(name)) for name in rows) == 1
+    assert sum(bool(conventions.FIRST_ROW.fullmatch(name)) for name in rows) == 1
 
 
 def test_forwards_are_asked_for_everything() -> None:
