@@ -132,9 +132,6 @@ dhp_status dhp_check_cpu_head_dims(const dhp_attention *args, dhp_error *error) 
   return status == DHP_OK ? check_cpu_head_dim("v", &args->v, error) : status;
 }
 
-/* Which calls of what the kernels of batches have not are served on CUDA all the same. */
-#define BY_PACKED "but by attention_varlen and, where no gradient is recorded, by dhp_safe_fa.attention"
-
 dhp_status dhp_check_cuda_widths(const dhp_attention *args, dhp_error *error) {
   if (args->v.size[3] != args->q.size[3])
     return dhp_fail(
@@ -149,12 +146,9 @@ dhp_status dhp_check_cuda_call(const dhp_attention *args, dhp_error *error) {
   if (args->q.dtype != DHP_FLOAT16 && args->q.dtype != DHP_BFLOAT16)
     return dhp_fail(error, DHP_UNSUPPORTED, "q: dtype %s; supported on CUDA: float16, bfloat16",
                     dhp_dtype_name(args->q.dtype));
-  if (args->is_windowed)
-    return dhp_fail(error, DHP_UNSUPPORTED, "window: (%lld, %lld); supported on CUDA: none, (-1, -1), " BY_PACKED,
-                    (long long)args->window_left, (long long)args->window_right);
   if (args->softcap != 0.)
-    return dhp_fail(error, DHP_UNSUPPORTED, "softcap: %g; supported on CUDA: none, " BY_PACKED, args->softcap);
-  if (args->sinks) return dhp_fail(error, DHP_UNSUPPORTED, "sinks: given; supported on CUDA: None, " BY_PACKED);
+    return dhp_fail(error, DHP_UNSUPPORTED, "softcap: %g; supported on CUDA: none, " DHP_BY_PACKED, args->softcap);
+  if (args->sinks) return dhp_fail(error, DHP_UNSUPPORTED, "sinks: given; supported on CUDA: None, " DHP_BY_PACKED);
   const dhp_status status = dhp_check_cuda_widths(args, error);
   if (status != DHP_OK) return status;
   if (dhp_kernel_count() == 0)

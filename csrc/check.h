@@ -29,9 +29,11 @@ dhp_status dhp_check_cpu_head_dims(const dhp_attention *args, dhp_error *error);
 /* v as wide as q: no GPU kernel serves another. */
 dhp_status dhp_check_cuda_widths(const dhp_attention *args, dhp_error *error);
 
+/* Which calls of what the kernels of batches have not are served on CUDA all the same. */
+#define DHP_BY_PACKED "but by attention_varlen and, where no gradient is recorded, by dhp_safe_fa.attention"
+
 /* What every GPU kernel demands of a batched call that dhp_check_arguments has let pass: a build with kernels, its
- * dtypes and head dimensions, and neither a window nor a soft cap nor sinks: only kernels of packed sequences serve
- * these. */
+ * dtypes and head dimensions, and neither a soft cap nor sinks: only kernels of packed sequences serve these. */
 dhp_status dhp_check_cuda_call(const dhp_attention *args, dhp_error *error);
 
 /* Heads of all batches, of a call with rows: so few that their number times that of a head's rows is an int64. */

@@ -235,9 +235,9 @@ typedef struct dhp_kernel_info {
   const char *name;         /* file name of the cubin without its ending; also says its constants */
   const char *family;       /* folder of csrc/families that holds its source and its host code */
   const char *entry;        /* name of the function in the cubin */
-  const char *part;         /* which results of a call it computes: "out"; "packed out", with " sinks" or " softcap"
-                               behind it for calls of these, and "tiles"; "delta"; "dk dv", "dk", "dv" or "dq";
-                               "bounds", "dq dk dv" and "dq out" */
+  const char *part;         /* which results of a call it computes: "out"; "window out", where a window hides the first
+                               keys; "packed out", with " sinks" or " softcap" behind it for calls of these, and
+                               "tiles"; "delta"; "dk dv", "dk", "dv" or "dq"; "bounds", "dq dk dv" and "dq out" */
   const char *cubin_sha256; /* 64 hexadecimal digits */
   const void *cubin;
   size_t cubin_size;

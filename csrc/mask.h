@@ -3,8 +3,8 @@
  *
  * Every mask is a band of the scores: query i sees key j iff lowest <= j - i <= highest. So the keys that a row sees
  * are a half-open range [first, last), and from a row to the next neither end moves back. A kernel may rely on these
- * two properties; what else it relies on (GPU: that every range begins at key 0, so no window) it has to ask for, and
- * refuse a call that has it not. So a new mask is a new way to choose lowest and highest, here.
+ * two properties; what else it relies on (gradients on a GPU: that every range begins at key 0, so no window) it has to
+ * ask for, and refuse a call that has it not. So a new mask is a new way to choose lowest and highest, here.
  */
 #ifndef DHP_MASK_H
 #define DHP_MASK_H
@@ -49,10 +49,22 @@ static inline dhp_mask dhp_mask_of(const dhp_attention *args) {
   return dhp_mask_along(args, args->q.size[2], args->k.size[2], args->causal_offset);
 }
 
+/* Whether no row of a call sees more than so many keys, whatever the lengths: left + 1 + right. */
+static inline int dhp_window_is_within(const dhp_attention *args, int64_t keys) {
+  const int64_t left = args->is_windowed ? args->window_left : -1;
+  const int64_t right = args->is_causal ? 0 : args->is_windowed ? args->window_right : -1;
+  return left >= 0 && right >= 0 && left < keys && right < keys - left;
+}
+
 /* What query i in [0, queries) sees, within [0, keys]. */
 static inline dhp_key_range dhp_mask_row(const dhp_mask *mask, int64_t i) {
   const int64_t first = dhp_clamp(i + mask->lowest, 0, mask->keys);
   return (dhp_key_range){first, dhp_clamp(i + mask->highest + 1, first, mask->keys)};
+}
+
+/* Whether a query does not see key 0: as ranges move on, the last one. */
+static inline int dhp_mask_hides_first(const dhp_mask *mask) {
+  return mask->queries > 0 && mask->lowest > 1 - mask->queries;
 }
 
 /* The same band with the places of queries and keys exchanged: row j of it is the range of queries that see key j. */

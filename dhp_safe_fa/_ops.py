@@ -118,7 +118,7 @@ def _attend(
         q, k, v, scale = _widths.fill(q, k, v, scale)
     is_plain = window == _NO_WINDOW and _is_plain(softcap, sinks)
     lse: Tensor | None = None
-    if not is_plain and _asked(_windows.are_packed, q, k, v, _sides(window), softcap, sinks):
+    if not is_plain and _asked(_windows.are_packed, q, k, v, is_causal, _sides(window), softcap, sinks):
         out, lse = _windows.attend(q, k, v, is_causal, scale, causal_offset, window, softcap, sinks)
     else:
         found = _run(operator, q, k, v, is_causal, scale, causal_offset, *_sides(window), softcap, sinks)
@@ -152,12 +152,13 @@ def attention(
             with is_causal or a window.
         window: (left, right), in keys; query i sees key j only if i + causal_offset - left <= j <= i + causal_offset +
             right, and under is_causal none behind i + causal_offset. -1: no bound on that side. On CUDA where no
-            gradient is recorded; the batch goes as packed sequences then, copied unless stored [B, S, H, D].
+            gradient is recorded; if it is wider than a segment (4096 keys at head_dim 128: docs/kernel.md), and there
+            are more keys, the batch goes as packed sequences, copied unless stored [B, S, H, D].
         softcap: each scaled score becomes softcap · tanh(score / softcap), as in Gemma 2. None, or 0: it stays. On CUDA
-            as a window.
+            where no gradient is recorded, as packed sequences.
         sinks: [Hq], float32 (float64 for float64 inputs); exp(sinks[h]) is one more term of the sum of each row of
             query head h, with a value of 0, as in gpt-oss (Xiao et al., 2023, have learned keys for it). On CUDA as a
-            window.
+            soft cap.
 
     Returns:
         [B, Hq, Sq, Dv], q's dtype, strides as torch.empty_like(q) where Dv is D, else contiguous. A row that sees no

@@ -1,4 +1,4 @@
-"""Sliding windows, soft caps and sinks on CUDA: a batch as packed sequences of one length, whose kernels know them.
+"""Soft caps, sinks and wide windows on CUDA: a batch as packed sequences of one length, whose kernels know them.
 
 Which keys a row sees is said anew: a packed sequence has its last query at the last of its keys that count, and its
 window around that place. Rows behind the last one that sees a key are left out, and are 0.
@@ -11,6 +11,15 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+from dhp_safe_fa import _inspect
+
+# head_dim up to which kernels of calls serve a window, and the keys of a segment there.
+_SEGMENTS = sorted({
+    (int(kernel["head_dim"]), int(kernel["tile_k"]) * int(kernel["segment_tiles"]))
+    for kernel in _inspect.kernels()
+    if kernel["part"] == "window out"
+})  # fmt: skip
 
 
 class Band(NamedTuple):
@@ -42,11 +51,25 @@ def band(queries: int, keys: int, is_causal: bool, causal_offset: int, window: t
     return Band(queries, keys, (left, right))
 
 
+def _is_served(q: Tensor, k: Tensor, is_causal: bool, window: tuple[int, int]) -> bool:
+    """Whether there are kernels of calls for the window: for all that hide no key on the left, and else if nobody sees
+    keys of several segments (dhp_window_is_within in csrc/mask.h)."""
+    left, right = window[0], 0 if is_causal else window[1]
+    most = next((keys for head_dim, keys in _SEGMENTS if q.shape[3] <= head_dim), 0)
+    return left == -1 or k.shape[2] <= most or (right != -1 and left + 1 + right <= most)
+
+
 def are_packed(
-    q: object, k: object, v: object, window: tuple[int, int], softcap: float | None = None, sinks: object = None
+    q: object,
+    k: object,
+    v: object,
+    is_causal: bool,
+    window: tuple[int, int],
+    softcap: float | None = None,
+    sinks: object = None,
 ) -> bool:
-    """Whether a call with these goes this way: on CUDA, where no gradient is recorded, and if nothing is to be
-    refused that the operator has the words for."""
+    """Whether a call with these goes this way: on CUDA, where no gradient is recorded, with what only kernels of packed
+    sequences have, and if nothing is to be refused that the operator has the words for."""
     tensors = (q, k, v, sinks)
     return (
         min(window) >= -1
@@ -58,6 +81,7 @@ def are_packed(
         and q.dim() == k.dim() == v.dim() == 4
         and q.shape[0] == k.shape[0] == v.shape[0]
         and (sinks is None or (isinstance(sinks, Tensor) and sinks.shape == q.shape[1:2]))
+        and (bool(softcap) or sinks is not None or not _is_served(q, k, is_causal, window))
         and not (torch.is_grad_enabled() and any(isinstance(t, Tensor) and t.requires_grad for t in tensors))
     )
 

@@ -2,7 +2,7 @@
 on a Hopper GPU.
 
 Odd lengths, causal and full, GQA, a query longer than its keys, fully masked rows, head dimensions that need zero fill,
-rows of several key segments.
+rows of several key segments, windows.
 Every output row must be right, or NaN from end to end: the tools slow the warps that load, now and then by more than
 the kernel is willing to wait for a tile; it must then fail closed, never return wrong numbers. Every kernel must give a
 right row at least once, but for those that racecheck, named as the argument, always slows too much. A second argument
@@ -50,6 +50,8 @@ class Call(NamedTuple):
     dtype: str
     is_causal: bool
     causal_offset: int
+    window_left: int = -1
+    window_right: int = -1
 
     def packed_kernels(self, asked: Asked) -> list[str]:
         """Of those that serve it as packed sequences."""
@@ -71,9 +73,20 @@ class Call(NamedTuple):
         ]
         return [name, *(folds if plan["splits"] > 1 else ())]
 
+    @property
+    def is_windowed(self) -> bool:
+        return (self.window_left, self.window_right) != (-1, -1)
+
+    @property
+    def mask(self) -> dict[str, object]:
+        window = (self.window_left, self.window_right)
+        return {"is_causal": self.is_causal, "causal_offset": self.causal_offset, "window": window}
+
     def backward_kernels(self) -> list[str]:
-        """Of its gradients, with dq and without."""
-        backward = [launch for need in (True, False) for launch in _inspect.plan_backward(*self, need_dq=need)]
+        """Of its gradients, with dq and without; within a window it has none."""
+        if self.is_windowed:
+            return []
+        backward = [launch for need in (True, False) for launch in _inspect.plan_backward(*self[:5], need_dq=need)]
         return list(dict.fromkeys(str(launch["kernel"]) for launch in backward))
 
     def kernels(self) -> list[str]:
@@ -85,18 +98,23 @@ def calls() -> Iterator[Call]:
         for b, hq, hk, sq, sk in SHAPES:
             for is_causal, offset in ((False, 0), (True, 0), (True, sk - sq), (True, -70)):
                 yield Call((b, hq, sq, d), (b, hk, sk, d), dtype, is_causal, offset)
+            if sk <= 2000:  # a decoding step's window ends with the last key
+                yield Call((b, hq, sq, d), (b, hk, sk, d), dtype, True, max(0, sk - sq), min(90, sk // 2), 0)
+                yield Call((b, hq, sq, d), (b, hk, sk, d), dtype, False, max(0, sk - sq), 10, 40)
 
 
 def expected(
-    q: Tensor, k: Tensor, v: Tensor, grad_out: Tensor, is_causal: bool, offset: int
+    q: Tensor, k: Tensor, v: Tensor, grad_out: Tensor, is_causal: bool, causal_offset: int, window: tuple[int, int]
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Attention in float32 and the gradients of q, k and v; rows that see no key are 0."""
     leaves = [t.float().requires_grad_() for t in (q, k, v)]
     key, value = (t.repeat_interleave(q.size(1) // k.size(1), dim=1) for t in leaves[1:])
     scores = leaves[0] @ key.transpose(2, 3) * q.size(3) ** -0.5
-    if is_causal:
+    if is_causal or window != (-1, -1):
         row, column = (torch.arange(n, device=q.device) for n in (q.size(2), k.size(2)))
-        hidden = column > row[:, None] + offset
+        ahead = column - row[:, None] - causal_offset
+        right = 0 if is_causal else window[1]
+        hidden = (ahead > right if right >= 0 else False) | (ahead < -window[0] if window[0] >= 0 else False)
         # finite, so that the gradient of a row without keys is 0 and not NaN
         scores = scores.masked_fill(hidden, torch.finfo(torch.float32).min)
         probabilities = scores.softmax(3).masked_fill(hidden, 0.0)
@@ -144,7 +162,7 @@ def main(tool: str, wanted: str) -> None:
     right = dict.fromkeys(names, 0)  # calls with right rows, by kernel
     closed = 0
     for call in calls():
-        is_packed = not (call.is_causal and call.causal_offset)  # packed queries have other places
+        is_packed = not call.is_windowed and not (call.is_causal and call.causal_offset)  # there rows have other places
         launched = {asked: call.packed_kernels(asked) for asked in (ASKED.values() if is_packed else ())}
         if not right.keys() & {*call.kernels(), *(name for some in launched.values() for name in some)}:
             continue
@@ -152,8 +170,8 @@ def main(tool: str, wanted: str) -> None:
         q, grad_out = torch.randn(2, *call.q, device="cuda").to(dtype)
         k, v = torch.randn(2, *call.k, device="cuda").to(dtype)
         mask = {"is_causal": call.is_causal, "causal_offset": call.causal_offset}
-        out, lse = dhp_safe_fa.attention_lse(q, k, v, **mask)
-        true_out, *true_gradients = expected(q, k, v, grad_out, call.is_causal, call.causal_offset)
+        out, lse = dhp_safe_fa.attention_lse(q, k, v, **call.mask)
+        true_out, *true_gradients = expected(q, k, v, grad_out, **call.mask)
         lost = out.isnan().all(3) & lse.isnan()
         forward_failed = bool(lost.any())
         gradients: tuple[Tensor, ...] = ()

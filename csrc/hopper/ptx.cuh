@@ -83,13 +83,12 @@ DHP_PTX void mbarrier_arrive_expect_tx(int go, uint32_t barrier, uint32_t bytes)
  * One try after another whose outcome is known, `there`; before the first it is 0. So a wait can be spread over a step:
  * a try takes some 60 cycles, which five in a row add to every step. Again the last one does not count.
  */
+#define ONE_TRY(first)                                                                              \
+  "{.reg .pred there; .reg .u32 now, same; setp.ne.u32 there, %4, 0; xor.b32 same, %2, %3;\n" first \
+  "selp.u32 now, same, %2, there;\n" TRY "selp.u32 %0, 1, 0, there;}"
 DHP_PTX uint32_t mbarrier_try(uint32_t barrier, uint32_t parity, uint32_t zero, uint32_t before) {
   uint32_t done;
-  asm volatile("{.reg .pred there; .reg .u32 now, same; setp.ne.u32 there, %4, 0; xor.b32 same, %2, %3;\n"
-               "selp.u32 now, same, %2, there;\n" TRY "selp.u32 %0, 1, 0, there;}"
-               : "=r"(done)
-               : "r"(barrier), "r"(parity), "r"(zero), "r"(before)
-               : "memory");
+  asm volatile(ONE_TRY("") : "=r"(done) : "r"(barrier), "r"(parity), "r"(zero), "r"(before) : "memory");
   return done;
 }
 
@@ -99,11 +98,11 @@ DHP_PTX uint32_t mbarrier_try(uint32_t barrier, uint32_t parity, uint32_t zero, 
  * begins there, and takes all of it. (H100, H200: of 250000 ns one took 0 to 262 us, two 0.26 to 0.52 ms.)
  */
 #define SLEEP_IF_NOT(ns) "{.reg .u32 t; selp.u32 t, 0, " ns ", there; nanosleep.u32 t; nanosleep.u32 t;}\n"
-enum { NAP = 250000, LONG_NAP = 4 * NAP /* of who may wait for somebody that naps; the longest that there is */ };
+#define NAP_NS 250000
+enum { NAP = NAP_NS, LONG_NAP = 4 * NAP /* of who may wait for somebody that naps; the longest that there is */ };
 DHP_PTX uint32_t mbarrier_nap_and_try(uint32_t barrier, uint32_t parity, uint32_t zero, uint32_t before, uint32_t nap) {
   uint32_t done;
-  asm volatile("{.reg .pred there; .reg .u32 now, same; setp.ne.u32 there, %4, 0; xor.b32 same, %2, %3;\n" SLEEP_IF_NOT(
-                   "%5") "selp.u32 now, same, %2, there;\n" TRY "selp.u32 %0, 1, 0, there;}"
+  asm volatile(ONE_TRY(SLEEP_IF_NOT("%5"))
                : "=r"(done)
                : "r"(barrier), "r"(parity), "r"(zero), "r"(before), "r"(nap)
                : "memory");
@@ -161,7 +160,9 @@ DEFINE_WAIT(mbarrier_wait_longer, FOUR_TRIES SLEEP_AND_TRY SLEEP_AND_TRY)
 
 /* For streams in which a step has no way out to wait at length: a CTA's first tiles, and those that follow, with a nap
  * that is as short for all that ask for tiles. */
-#define NAP_AND_TRY SLEEP_IF_NOT("250000") TRY_AGAIN
+#define IN_QUOTES(x) #x
+#define IN_QUOTES_EXPANDED(x) IN_QUOTES(x)
+#define NAP_AND_TRY SLEEP_IF_NOT(IN_QUOTES_EXPANDED(NAP_NS)) TRY_AGAIN
 DEFINE_WAIT(mbarrier_wait_first, FOUR_TRIES NAP_AND_TRY)
 DEFINE_WAIT(mbarrier_wait_steady, TRY TRY_AGAIN NAP_AND_TRY)
 

@@ -142,17 +142,14 @@ PYBIND11_MODULE(_inspect, m) {
   m.doc() = "What this build of dhp_safe_fa ships, and what it would launch. Host only: no tensor passes here.";
   m.def("kernels", &kernels,
         "The shipped GPU kernels, one dict each: name, family, entry, part, cubin_sha256, dtype, head_dim, warpgroups, "
-        "rows "
-        "(of a warpgroup), tile_q, tile_k, stages, ctas_per_sm, step_cycles, threads, shared_bytes, registers, "
-        "spill_bytes. "
-        "Empty in a build without nvcc.");
+        "rows (of a warpgroup), tile_q, tile_k, stages, segment_tiles, is_short, cluster, ctas_per_sm, step_cycles, "
+        "unit_cycles, threads, shared_bytes, registers, spill_bytes. Empty in a build without nvcc.");
   m.def("cubin", &cubin, "name"_a, "The machine code of one shipped kernel, an ELF file. KeyError for another name.");
   m.def("plan", &plan, "q_shape"_a, "k_shape"_a, "dtype"_a, "is_causal"_a = false, "causal_offset"_a = 0,
         "window_left"_a = -1, "window_right"_a = -1,
         "The launch for q of shape [B, Hq, Sq, D] and k, v of shape [B, Hk, Sk, D] on a Hopper GPU: kernel, grid, "
-        "items (query tiles, or two of them), mirrored, heads_per_tile, q_tiles, listed_groups, threads, "
-        "shared_bytes; None for an empty "
-        "output. ValueError names what is wrong.");
+        "items (query tiles, or two of them), mirrored, heads_per_tile, q_tiles, listed_groups, splits, parts, "
+        "threads, shared_bytes; None for an empty output. ValueError names what is wrong.");
   m.def("plan_packed", &plan_packed, "q_shape"_a, "k_shape"_a, "dtype"_a, "sequences"_a, "max_seqlen_q"_a,
         "max_seqlen_k"_a, "softcap"_a = 0., "with_sinks"_a = false,
         "The launch for packed q [tokens, Hq, D] and k, v [tokens, Hk, D] on a Hopper GPU: kernel, grid, items, "

@@ -38,16 +38,21 @@ def shapes_that(is_launched: Callable[[Shape], bool], kernel: dict[str, Any]) ->
 
 
 def few_queries_that(
-    is_launched: Callable[[Shape], bool], kernel: dict[str, Any], heads: tuple[int, ...], lengths: tuple[int, ...]
+    is_launched: Callable[[Shape], bool],
+    kernel: dict[str, Any],
+    heads: tuple[int, ...],
+    lengths: tuple[int, ...],
+    together: int = 8,
 ) -> tuple[Shape, ...]:
-    """The same of one query over many keys: a head alone; grouped heads; several queries; lengths and head_dim that
-    fill no tile. None is causal: a mask without an offset would leave the queries few keys."""
+    """The same of one query over many keys: a head alone; grouped heads; several queries, of so many heads that share
+    keys; lengths and head_dim that fill no tile. None is causal: a mask without an offset would leave the queries few
+    keys."""
     name, head_dim, dtype = str(kernel["name"]), int(kernel["head_dim"]), str(kernel["dtype"])
     for count, seqlen in product(heads, lengths):
         full = Shape(1, count, count, 1, seqlen, head_dim, dtype, False)
-        grouped = replace(full, heads_q=8 * count)
+        grouped, several = replace(full, heads_q=8 * count), replace(full, heads_q=together * count, seqlen_q=3)
         odd = replace(full, seqlen_k=seqlen - 77, head_dim=head_dim - 8)
-        shapes = (full, grouped, replace(grouped, seqlen_q=3), odd)
+        shapes = (full, grouped, several, odd)
         if all(map(is_launched, shapes)):
             return shapes
     raise NotRun(f"{name}: no shape was found whose plan chooses this kernel")

@@ -16,6 +16,7 @@ from harness import (
     attend,
     gradients,
     needs_hopper,
+    needs_kernels,
     normal,
     on_the_cpu,
     qkv,
@@ -130,7 +131,7 @@ def test_rows_of_prefill_chunks_and_decoding(target: Target, rng: torch.Generato
         assert same_bits(cached[0], out[:, :, rows]) and same_bits(cached[1], lse[:, :, rows])
 
 
-# ---- as packed sequences, which is how CUDA has them ----------------------------------------------------------------
+# ---- as packed sequences, which is how CUDA has wide ones, soft caps and sinks --------------------------------------
 
 
 def test_every_band_is_one_of_a_packed_sequence() -> None:
@@ -201,15 +202,34 @@ def test_which_calls_are_packed() -> None:
             return FakeTensor(mode, torch.empty(shape, dtype=torch.float16, device="meta"), torch.device("cuda:0"))
 
         q, k = on_cuda(2, 4, 8, 64), on_cuda(2, 4, 8, 64)
-        assert _windows.are_packed(q, k, k, (3, 0))
-        assert not _windows.are_packed(q, k, k, (3, -2))
+        assert not _windows.are_packed(q, k, k, False, (3, 0))
+        assert _windows.are_packed(q, k, k, False, (3, 0), 5.0)
+        assert not _windows.are_packed(q, k, k, False, (3, -2), 5.0)
         for wrong in (None, on_cuda(4, 8, 64), on_cuda(1, 4, 8, 64)):
-            assert not _windows.are_packed(q, wrong, k, (3, 0))
+            assert not _windows.are_packed(q, wrong, k, False, (3, 0), 5.0)
         q.requires_grad_()
-        assert not _windows.are_packed(q, k, k, (3, 0))
+        assert not _windows.are_packed(q, k, k, False, (3, 0), 5.0)
         with torch.no_grad():
-            assert _windows.are_packed(q, k, k, (3, 0))
-    assert not _windows.are_packed(*(torch.empty(2, 4, 8, 64) for _ in range(3)), (3, 0))
+            assert _windows.are_packed(q, k, k, False, (3, 0), 5.0)
+    assert not _windows.are_packed(*(torch.empty(2, 4, 8, 64) for _ in range(3)), False, (3, 0), 5.0)
+
+
+@needs_kernels
+@pytest.mark.parametrize(("head_dim", "segment"), [(64, 8192), (72, 4096), (128, 4096), (256, 10240)])
+def test_wide_windows_are_packed_and_others_planned(head_dim: int, segment: int) -> None:
+    """What goes where, by the rule in Python and by the plan: both hold the same."""
+    sides = (-1, 0, 100, segment // 2, segment - 1, segment, 2**62)
+    with FakeTensorMode() as mode:
+        for keys, left, right, is_causal in itertools.product((segment, segment + 1), sides, sides, (False, True)):
+            shape = (1, 2, keys, head_dim)
+            q = FakeTensor(mode, torch.empty(shape, dtype=torch.float16, device="meta"), torch.device("cuda:0"))
+            options = is_causal, (left, right)
+            if not _windows.are_packed(q, q, q, *options):
+                plan = _inspect.plan(shape, shape, "float16", is_causal, 0, left, right)
+                assert plan["kernel"].endswith("_window") == (0 <= left < keys - 1), options
+            elif left < keys - 1:  # else it hides nothing, and is served all the same
+                with pytest.raises(ValueError, match=rf"window: \({left}, {right}\) over {keys} keys; supported"):
+                    _inspect.plan(shape, shape, "float16", is_causal, 0, left, right)
 
 
 # ---- gradients ------------------------------------------------------------------------------------------------------
@@ -263,17 +283,30 @@ def test_not_two_sides(rng: torch.Generator) -> None:
     assert "window: (1, 2, 3); expected (left, right)" in message
 
 
-@pytest.mark.parametrize("window", [(5, 0), (-1, 0), (0, -1)], ids=str)
-def test_no_kernel_of_cuda_is_planned(window: Window) -> None:
-    with pytest.raises(ValueError, match=rf"window: \({window[0]}, {window[1]}\); supported on CUDA: none"):
-        _inspect.plan((1, 2, 64, 64), (1, 2, 64, 64), "float16", True, 0, *window)
+@needs_hopper
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+def test_rows_of_calls_and_of_packed_sequences_on_cuda(rng: torch.Generator, head_dim: int) -> None:
+    """A narrow window has kernels of its own; the same rows by those of packed sequences have the same bits."""
+    q, k, v = qkv(rng, Target("cuda", torch.bfloat16), 2, 4, 2, 700, 900, head_dim)
+    for is_causal, offset, window in itertools.product((False, True), (0, 200, -50), ((70, 0), (300, 40), (0, 0))):
+        got = attend(q, k, v, is_causal=is_causal, causal_offset=offset, window=window)
+        want = _windows.attend(q, k, v, is_causal, None, offset, window)
+        assert all(same_bits(g, w) for g, w in zip(got, want, strict=True))
+
+
+@needs_hopper
+def test_wide_windows_on_cuda(rng: torch.Generator) -> None:
+    q, k, v = qkv(rng, Target("cuda", torch.float16), 1, 2, 2, 300, 9000, 128)
+    for window in ((5000, 0), (4000, 3000), (-1, 4500), (8000, -1)):
+        options: Any = {"causal_offset": 8500, "window": window}
+        assert_matches(*attend(q, k, v, **options), reference(q, k, v, **options))
 
 
 @needs_hopper
 def test_cuda_refuses_gradients(rng: torch.Generator) -> None:
     q, k, v = qkv(rng, Target("cuda", torch.float16), 1, 2, 2, 64, 64, 64)
     for tensor in (q, k, v):
-        with pytest.raises(RuntimeError, match=r"window: \(5, 0\); supported on CUDA: none"):
+        with pytest.raises(RuntimeError, match=r"window: \(5, 0\), of which a gradient is recorded; supported"):
             tensor.requires_grad_()
             dhp_safe_fa.attention(q, k, v, window=(5, 0))
         with torch.no_grad():

@@ -232,6 +232,10 @@ CALLS = [
 ]
 
 
+# Of those that launch kernels of windows: the last row is far behind key 0.
+WINDOW = (40, 30)
+
+
 def calls_of(kernel: dict[str, Any]) -> list[tuple[int, int, int, int, int]]:
     """Those that launch the kernel: themselves, for their gradients, with dq or without, or as packed sequences."""
     d, dtype = kernel["head_dim"], kernel["dtype"]
@@ -239,6 +243,8 @@ def calls_of(kernel: dict[str, Any]) -> list[tuple[int, int, int, int, int]]:
     def launched(b: int, hq: int, hk: int, sq: int, sk: int) -> list[str]:
         q, k = (b, hq, sq, d), (b, hk, sk, d)
         forward = sanitize_cuda.Call(q, k, dtype, False, 0).forward_kernels()
+        if kernel["part"] == "window out":
+            forward = sanitize_cuda.Call(q, k, dtype, False, 0, *WINDOW).forward_kernels()
         backward = [each for need in (True, False) for each in _inspect.plan_backward(q, k, dtype, need_dq=need)]
         packed = [
             _inspect.plan_packed((b * sq, hq, d), (b * sk, hk, d), dtype, b, sq, sk, *forms)
@@ -256,7 +262,7 @@ def test_every_shipped_kernel_is_used(kernel: dict[str, Any]) -> None:
 
 def packed_kernels_of(call: sanitize_cuda.Call) -> list[str]:
     """Where the sanitizers run it as packed sequences, in all forms."""
-    is_packed = not (call.is_causal and call.causal_offset)
+    is_packed = not call.is_windowed and not (call.is_causal and call.causal_offset)
     return [name for asked in ASKED.values() for name in call.packed_kernels(asked)] if is_packed else []
 
 
@@ -277,6 +283,9 @@ def test_every_shipped_kernel_is_right(kernel: dict[str, Any], rng: torch.Genera
                 out, lse = attend(q, k, v, is_causal, causal_offset=offset)
                 check = assert_accurate if out.numel() >= ELEMENTS_FOR_NORM else assert_matches
                 check(out, lse, reference(q, k, v, is_causal, causal_offset=offset))
+            elif kernel["part"] == "window out":
+                within = {"causal_offset": offset, "window": WINDOW}
+                assert_matches(*attend(q, k, v, is_causal, **within), reference(q, k, v, is_causal, **within))
             elif kernel["part"] in ("tiles", *ASKED):
                 asked = ASKED.get(kernel["part"], ASKED["packed out"])
                 sinks = torch.randn(hq, generator=rng).to(q.device) if asked.has_sinks else None

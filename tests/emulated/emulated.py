@@ -60,6 +60,7 @@ Shipped = tuple[families.Family, families.Kernel]
 FAMILY = {family.name: family for family in families.families()}
 OF_FORWARD = [kernel for kernel in FAMILY["forward"].kernels if kernel.dtype == "bfloat16"]
 KERNELS = [kernel for kernel in OF_FORWARD if kernel.part == "out"]
+WINDOWED = [kernel for kernel in OF_FORWARD if kernel.part == "window out"]
 LISTED = [kernel for kernel in OF_FORWARD if kernel.part == "packed out"]
 FORMED = [kernel for kernel in OF_FORWARD if kernel.part.startswith("packed out ")]  # soft caps, sinks
 DECODE = [kernel for kernel in FAMILY["decode"].kernels if kernel.dtype == "bfloat16"]
@@ -199,11 +200,13 @@ def c_tensor(t: Tensor) -> CTensor:
 
 
 def c_attention(
-    q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, is_causal: bool, causal_offset: int, scale: float | None
-) -> CAttention:
+    q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, is_causal: bool, causal_offset: int, scale: float | None,
+    window: tuple[int, int] = (-1, -1),
+) -> CAttention:  # fmt: skip
     return CAttention(
         q=c_tensor(q), k=c_tensor(k), v=c_tensor(v), out=c_tensor(out), lse=lse.data_ptr(),
         scale=q.shape[3] ** -0.5 if scale is None else scale, is_causal=is_causal, causal_offset=causal_offset,
+        is_windowed=window != (-1, -1), window_left=window[0], window_right=window[1],
     )  # fmt: skip
 
 
@@ -239,11 +242,11 @@ class Emulator:
 
     def attention(
         self, q: Tensor, k: Tensor, v: Tensor, out: Tensor, is_causal: bool = False, causal_offset: int = 0,
-        scale: float | None = None,
+        scale: float | None = None, window: tuple[int, int] = (-1, -1),
     ) -> Tensor:  # fmt: skip
         """Writes `out`, returns lse; tensors as the operator's, in bfloat16."""
         lse = torch.full(q.shape[:3], torch.nan)
-        self._run("attention", c_attention(q, k, v, out, lse, is_causal, causal_offset, scale))
+        self._run("attention", c_attention(q, k, v, out, lse, is_causal, causal_offset, scale, window))
         return lse
 
     def gradients(

@@ -16,6 +16,8 @@ static void of_arguments(void **arguments) {
                     *static_cast<const dhp_fwd_forms *>(arguments[5]));
 #elif LISTED
   dhp_attention_fwd(*maps[0], *maps[1], *maps[2], params, *static_cast<const dhp_fwd_list *>(arguments[4]));
+#elif WINDOWED
+  dhp_attention_fwd(*maps[0], *maps[1], *maps[2], params, *static_cast<const dhp_fwd_window *>(arguments[4]));
 #else
   dhp_attention_fwd(*maps[0], *maps[1], *maps[2], params);
 #endif

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -29,7 +29,8 @@ FEW_ELEMENTS = 64  # of fewer the norm of the error is one draw of the rounding
 
 
 class Call(NamedTuple):
-    """B, Hq, Hk, Sq, Sk, D, and the mask; how rows lie: apart from each other by so many elements more than D."""
+    """B, Hq, Hk, Sq, Sk, D, the mask and the window; how rows lie: apart from each other by so many elements more than
+    D."""
 
     batch: int
     heads: int
@@ -40,6 +41,11 @@ class Call(NamedTuple):
     is_causal: bool = False
     causal_offset: int = 0
     gap: int = 0
+    window: tuple[int, int] = (-1, -1)
+
+    @property
+    def mask(self) -> dict[str, Any]:
+        return {"is_causal": self.is_causal, "causal_offset": self.causal_offset, "window": self.window}
 
 
 def calls_for(kernel: families.Kernel, random: Random) -> list[Call]:
@@ -85,8 +91,8 @@ def inputs(call: Call, seed: int) -> tuple[Tensor, Tensor, Tensor]:
 def usual_norm(call: Call, q: Tensor, k: Tensor, v: Tensor, lse: Tensor) -> Tensor:
     """[B, H, S]: what the norm of a row of out is where the signs of its terms are chance: the root of the sum of all
     (p v)². In a few columns it may be much less, and the error is not."""
-    options = {"causal_offset": call.causal_offset, "scale": 2 * q.shape[3] ** -0.5}  # p² is exp(2 s - 2 lse)
-    squares, lse_of_squares = reference(q, k, v.double().square(), call.is_causal, **options)[:2]
+    options = {**call.mask, "scale": 2 * q.shape[3] ** -0.5}  # p² is exp(2 s - 2 lse)
+    squares, lse_of_squares = reference(q, k, v.double().square(), **options)[:2]
     return (squares.sum(dim=3) * (lse_of_squares - 2 * lse).exp()).sqrt()
 
 
@@ -96,11 +102,11 @@ def compute(emulator: Emulator, call: Call, seed: int) -> tuple[Tensor, Tensor]:
     b, h, s, d = q.shape
     around = torch.full((b, h, s + 2, d + call.gap), 7.0, dtype=torch.bfloat16)
     out = around[:, :, 1 : s + 1, :d]
-    lse = emulator.attention(q, k, v, out, call.is_causal, call.causal_offset)
+    lse = emulator.attention(q, k, v, out, **call.mask)
     result = out.clone()
     out.fill_(7)
     assert (around == 7).all(), "something beside the rows of out was written"
-    want, want_lse = reference(q, k, v, call.is_causal, causal_offset=call.causal_offset)[:2]
+    want, want_lse = reference(q, k, v, **call.mask)[:2]
     assert torch.equal(lse.isneginf(), want_lse.isneginf())
     seen = ~want_lse.isneginf()
     assert (result[~seen] == 0).all(), "a row that sees no key is not 0"

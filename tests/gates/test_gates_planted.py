@@ -16,7 +16,7 @@ from dhp_safe_fa import _inspect
 from dhp_safe_fa.gates import controls, inputs, subjects, tools
 from dhp_safe_fa.gates import planted as launching
 from dhp_safe_fa.gates.bitwise.forms import FORMS
-from dhp_safe_fa.gates.families import decode, fold, forward, packed
+from dhp_safe_fa.gates.families import decode, fold, forward, packed, windowed
 
 
 def pretend(monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int]) -> None:
@@ -47,6 +47,7 @@ def test_not_run_without_a_driver(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 FORWARD = [kernel for kernel in _inspect.kernels() if (kernel["family"], kernel["part"]) == ("forward", "out")]
+WINDOWED = [kernel for kernel in _inspect.kernels() if kernel["part"] == "window out"]
 DECODE = [kernel for kernel in _inspect.kernels() if kernel["family"] == "decode"]
 FOLD = [kernel for kernel in _inspect.kernels() if kernel["family"] == "fold"]
 
@@ -64,6 +65,17 @@ def test_shapes_launch_the_kernel(kernel: dict[str, object]) -> None:
     for shape in shapes:
         plan = _inspect.plan(shape.q, shape.k, shape.dtype, shape.is_causal)
         assert plan and plan["kernel"] == kernel["name"]
+
+
+@pytest.mark.parametrize("kernel", WINDOWED, ids=lambda kernel: str(kernel["name"]))
+def test_shapes_launch_the_kernel_of_windows(kernel: dict[str, object]) -> None:
+    shapes = windowed.shapes_of(kernel)
+    assert {shape.is_causal for shape in shapes} == {True, False}
+    assert any(shape.heads_q > shape.heads_k for shape in shapes) and any(shape.seqlen_k % 2 for shape in shapes)
+    for shape in shapes:
+        plan = _inspect.plan(shape.q, shape.k, shape.dtype, shape.is_causal, 0, *windowed.WINDOW)
+        assert plan and plan["kernel"] == kernel["name"]
+        assert shape.seqlen_q > windowed.WINDOW[0] + int(str(kernel["tile_k"])), "no key tile is hidden on the left"
 
 
 @pytest.mark.parametrize("kernel", DECODE, ids=lambda kernel: str(kernel["name"]))
@@ -100,7 +112,7 @@ def test_a_fold_that_no_shape_reaches_is_not_run(monkeypatch: pytest.MonkeyPatch
 def test_rows_of_every_forward_are_computed_in_every_form() -> None:
     of_forward = ("forward", "decode", "fold", "tiles")
     forwards = [kernel for kernel in _inspect.kernels() if kernel["family"] in of_forward]
-    assert {str(kernel["part"]) for kernel in forwards} >= {"out", *packed.ASKED}
+    assert {str(kernel["part"]) for kernel in forwards} >= {"out", "window out", *packed.ASKED}
     for kernel in forwards:
         (subject,) = subjects.shipped([str(kernel["name"])])
         assert set(subject.call().forms) == set(FORMS), kernel["name"]

@@ -179,6 +179,32 @@ FORWARD = Simulated(
     model=FORWARD_MODEL,
 )
 
+# The same within windows, whose first key tiles are not seen, either.
+WINDOWED = replace(
+    FORWARD,
+    part="window out",
+    variant="",
+    scheduled=(
+        *FORWARD.scheduled,
+        (
+            "return WINDOWED ? min(max(row + lowest, 0) / TILE_K, top) : 0;",
+            "(void)top; (void)lowest; return scheduled_for_bottom(row);",
+        ),
+        (
+            "return tile->last + 1 - (max(last_row + lowest, 0) + TILE_K - 1) / TILE_K;",
+            "(void)last_row; (void)lowest; return scheduled_for_plain_end(tile->row);",
+        ),
+    ),
+    mutations=(
+        Mutation(
+            "a_tile_before_the_window",
+            (("top + 1 - bottom_tile(tile.row, top, lowest)", "top + 2 - bottom_tile(tile.row, top, lowest)"),),
+        ),
+        Mutation("up_to_the_first_key", (("top + 1 - bottom_tile(tile.row, top, lowest)", "top + 1"),)),
+        Mutation("plain_steps_past_the_end", (("min(PLAIN_STEPS_END(), now.key_tiles)", "now.key_tiles + 1"),)),
+    ),
+)
+
 # The same with query tiles in a list: it is read as the kernel reads it.
 LISTED = Simulated(
     name="forward",

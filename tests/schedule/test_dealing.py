@@ -12,7 +12,7 @@ import pytest
 from compiling import C_COMPILER, COMPILER, Substitution, families, needs_c, needs_compiler, run
 from harness import needs_kernels
 from simulated import VIOLATION, compile_kernel
-from simulated_forward import FORWARD
+from simulated_forward import FORWARD, WINDOWED
 
 import dhp_safe_fa
 
@@ -23,7 +23,7 @@ LIBRARY = Path(dhp_safe_fa.__file__).parent / "libdhp_fa.so"
 
 
 class Call(NamedTuple):
-    """B, Hq, Hk, Sq, Sk, D of a call in float16, and its mask."""
+    """B, Hq, Hk, Sq, Sk, D of a call in float16, its mask, and the sides of its window."""
 
     batch: int
     heads: int
@@ -33,6 +33,8 @@ class Call(NamedTuple):
     head_dim: int
     is_causal: int
     causal_offset: int = 0
+    left: int = -1
+    right: int = -1
 
 
 def causal(batch: int, heads: int, key_heads: int, seqlen: int, head_dim: int) -> Call:
@@ -57,6 +59,10 @@ BUSY = {
     # where the diagonal is cut off, a tile and its mirror image are not equally long
     Call(4, 16, 16, 8192, 8192, 128, 1, -4096): 0.88,
     Call(1, 8, 8, 16384, 2048, 128, 1, -8192): 0.85,
+    # tiles that key 0 cuts off fill up the last round; at head_dim 256 there are too few of them
+    Call(1, 16, 16, 16384, 16384, 128, 1, 0, 1023): 0.98,
+    Call(1, 32, 32, 16384, 16384, 64, 1, 0, 1023): 0.96,
+    Call(1, 8, 8, 16384, 16384, 256, 1, 0, 1023): 0.92,
 }
 
 
@@ -93,6 +99,14 @@ def random_call(random: Random) -> Call:
     batch = random.choice([1, 2, 5, 32])
     is_causal = random.randint(0, 1)
     return Call(batch, key_heads * group, key_heads, seqlen_q, seqlen_k, head_dim, is_causal, is_causal * offset)
+
+
+def within_a_window(random: Random, call: Call) -> Call:
+    """That its kernels serve: no wider than a segment, or over no more keys than one has."""
+    left, right = (random.choice([0, 1, 63, int(10 ** random.uniform(0, 3.2))]) for _ in "lr")
+    if call.seqlen_k <= 4096:
+        left, right = (random.choice([side, -1]) for side in (left, right))
+    return call._replace(left=left, right=right, causal_offset=call.causal_offset if max(left, right) >= 0 else 0)
 
 
 def deal(folder: Path, kernel: families.Kernel, calls: Sequence[Call], changes: tuple[Substitution, ...]) -> str:
@@ -135,11 +149,12 @@ def dealt_well(said: str) -> dict[Call, Dealt]:
 
 @needs_kernels
 @needs_c
-@pytest.mark.parametrize("kernel", FORWARD.kernels, ids=lambda kernel: kernel.name)
+@pytest.mark.parametrize("kernel", [*FORWARD.kernels, *WINDOWED.kernels], ids=lambda kernel: kernel.name)
 def test_every_query_tile_is_computed_once(tmp_path: Path, session_seed: int, kernel: families.Kernel) -> None:
     print(f"to repeat these calls: pytest --seed {session_seed}")
     random = Random(session_seed)
     calls = [*BUSY, *LONG, *SEGMENTS, *(random_call(random) for _ in range(2000))]
+    calls += [within_a_window(random, call) for call in calls]
     dealt = dealt_well(deal(tmp_path, kernel, calls, ()))
     are_split = {one.splits > 1 for one in dealt.values() if one.segments > 1}
     assert are_split == (set() if kernel.is_short else {False, True}), "segments are always split, or never"
@@ -167,6 +182,8 @@ WRONG_DEALS = {
     "a_warpgroup_stops_before_its_last_key": ("((group + 1) << p->log2_rows)", "(group << p->log2_rows)"),
     "masks_of_the_first_warpgroup": ("OWN_TILES ? group : 0), 0)", "0 * group), 0)"),
     "too_few_steps_of_others": ("WARPGROUPS - 1) - tile->last;", "0) - tile->last;"),
+    "a_key_tile_of_the_window_left_out": ("lowest, 0) / TILE_K, top)", "lowest, 0) / TILE_K + 1, top)"),
+    "a_window_that_ends_unmasked": ("(max(last_row + lowest, 0) + TILE_K - 1)", "max(last_row + lowest, 0)"),
 }
 
 
@@ -174,11 +191,13 @@ WRONG_DEALS = {
 @needs_c
 @pytest.mark.parametrize("wrong", WRONG_DEALS.values(), ids=WRONG_DEALS.keys())
 def test_a_wrong_deal_is_found(tmp_path: Path, wrong: Substitution) -> None:
-    # two warpgroups at head_dim 256 serve most of these calls with that head_dim: rows of one segment, and of several
+    # two warpgroups at head_dim 256 serve most of these calls with that head_dim: rows of one segment, and of several,
+    # and windows
     calls = [*BUSY, *SEGMENTS]
-    both = FORWARD.kernels[-2:]
-    for kernel in both:
+    calls += [call._replace(left=700, right=30) for call in calls]
+    chosen = [*FORWARD.kernels[-2:], WINDOWED.kernels[-1]]
+    for kernel in chosen:
         dealt_well(deal(tmp_path, kernel, calls, ()))
     with pytest.raises(AssertionError):
-        for kernel in both:
+        for kernel in chosen:
             dealt_well(deal(tmp_path, kernel, calls, (wrong,)))

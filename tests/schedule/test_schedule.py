@@ -13,11 +13,11 @@ import pytest
 from compiling import COMPILER, Substitution, families, needs_compiler, run
 from simulated import SCHEDULE, VIOLATION, Mutation, Simulated, compile_kernel, compile_object
 from simulated_backward import BACKWARD
-from simulated_forward import FORMS, FORWARD, LISTED
+from simulated_forward import FORMS, FORWARD, LISTED, WINDOWED
 from simulated_one_pass import ONE_PASS
 from simulated_segments import IN_SEGMENTS, SPLIT
 
-SIMULATED = [FORWARD, LISTED, *FORMS, *IN_SEGMENTS, SPLIT, BACKWARD, ONE_PASS]
+SIMULATED = [FORWARD, WINDOWED, LISTED, *FORMS, *IN_SEGMENTS, SPLIT, BACKWARD, ONE_PASS]
 MACHINE = ("simulator", "barriers", "products", "main")
 # Kernels of clusters: the simulator has one CTA. tests/emulated runs all of a cluster, thread by thread, in random
 # order, with stores, loads and reads that end late and tiles that never come (test_emulated_decode.py).

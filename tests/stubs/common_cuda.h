@@ -36,6 +36,9 @@ static inline int max(int a, int b) { return a > b ? a : b; }
 static inline float __fmul_rn(float a, float b) { return a * b; } /* -ffp-contract=off: rounded */
 static inline uint32_t min(uint32_t a, uint32_t b) { return a < b ? a : b; }
 static inline int64_t min(int64_t a, int64_t b) { return a < b ? a : b; }
+static inline uint32_t __funnelshift_lc(uint32_t low, uint32_t high, uint32_t by) {
+  return by < 32 ? (uint32_t)(((uint64_t)high << 32 | low) << by >> 32) : low;
+}
 static inline uint32_t __funnelshift_r(uint32_t low, uint32_t high, uint32_t by) {
   return (uint32_t)(((uint64_t)high << 32 | low) >> (by & 31));
 }

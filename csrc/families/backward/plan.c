@@ -34,6 +34,9 @@ dhp_status dhp_plan_backward(const dhp_backward *args, dhp_backward_plan *plan, 
   *plan = (dhp_backward_plan){0};
   dhp_status status = dhp_check_gradients(args, error);
   if (status != DHP_OK) return status;
+  if (args->forward.is_windowed)
+    return dhp_fail(error, DHP_UNSUPPORTED, "window: (%lld, %lld) of a gradient; supported on CUDA: none, (-1, -1)",
+                    (long long)args->forward.window_left, (long long)args->forward.window_right);
   status = dhp_check_cuda_call(&args->forward, error);
   const int64_t *const q = args->forward.q.size;
   if (status == DHP_OK && q[0] > 0 && q[1] > 0 && q[2] > 0) status = dhp_check_cuda_heads(&args->forward, error);

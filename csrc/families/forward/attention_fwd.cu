@@ -65,9 +65,11 @@
  * whether its rows have segments.
  *
  * ONE_SEGMENT, without a list: rows have one, and nothing goes on to another.
+ *
+ * WINDOWED, of one segment: a window hides keys on two sides, too, of a call without a list.
  */
 #if LISTED
-#define LIST_PARAMETER , const __grid_constant__ dhp_fwd_list list
+#define MORE_PARAMETERS , const __grid_constant__ dhp_fwd_list list
 #define NTH_QUERY_TILE(nth, from) nth_query_tile(&p, &list, nth, from)
 #define NEXT_SEGMENT() next_segment(&p, &list, &now)
 #define HEAD_OF(tile) head_of(&p, &(tile))
@@ -78,22 +80,31 @@
 #define FIRST_ROW(tile) first_row(&p, &list, &(tile))
 #define IS_BAD(tile) is_bad(&p, &list, &(tile))
 #define MASKED_STEPS() masked_steps(&p, &list, &now)
+#define PLAIN_STEPS_END() plain_end(&p, &list, &now)
 #define ROW_END(tile) end_of_rows(&p, &list, &(tile))
 #else
-#define LIST_PARAMETER
-#define NTH_QUERY_TILE(nth, from) nth_query_tile(&p, nth, from, group)
+#if WINDOWED
+#define MORE_PARAMETERS , const __grid_constant__ dhp_fwd_window window
+#define LOWEST window.lowest
+#else
+#define MORE_PARAMETERS
+#define LOWEST 0 /* nobody looks at it */
+#endif
+#define NTH_QUERY_TILE(nth, from) nth_query_tile(&p, nth, from, group, LOWEST)
 #define NEXT_SEGMENT() (ONE_SEGMENT ? -1 : next_segment(&p, &now))
 #define HEAD_OF(tile) (tile).head
 #define RESUMES() (ONE_SEGMENT ? 0 : resumes(&p, &now))
 #define IS_SPLIT (!ONE_SEGMENT && p.splits > 1)
-#define ROW_OF_THREAD(tile, first, r) row_of_thread(&p, &tile, group, first, r)
+#define ROW_OF_THREAD(tile, first, r) row_of_thread(&p, &tile, group, first, r, LOWEST)
 #define BATCH_OF(tile) (tile).batch
 #define FIRST_ROW(tile) (tile).row
 #define IS_BAD(tile) 0
 #define MASKED_STEPS() masked_steps(&p, &now, group)
+#define PLAIN_STEPS_END() plain_end(&p, &now, group, LOWEST)
 #define ROW_END(tile) p.seqlen_q
 #endif
 
+#define HAS_FIRST_KEYS (LISTED || WINDOWED)            /* of rows */
 #define FIRST_KEY(step) ((now.last - (step)) * TILE_K) /* of the key tile that is visited in a step */
 
 /*
@@ -136,7 +147,7 @@
 extern "C" __global__ void __launch_bounds__(CTA_THREADS, CTAS_PER_SM)
 dhp_attention_fwd(const __grid_constant__ CUtensorMap q_map, const __grid_constant__ CUtensorMap k_map,
                   const __grid_constant__ CUtensorMap v_map,
-                  const __grid_constant__ dhp_fwd_params p LIST_PARAMETER FORM_PARAMETER) {
+                  const __grid_constant__ dhp_fwd_params p MORE_PARAMETERS FORM_PARAMETER) {
   extern __shared__ char shared[];
   const uint32_t base = (shared_address(shared) + DHP_SHARED_ALIGN - 1) & ~(uint32_t)(DHP_SHARED_ALIGN - 1);
   const int warp = warp_index();
@@ -251,14 +262,14 @@ dhp_attention_fwd(const __grid_constant__ CUtensorMap q_map, const __grid_consta
 #define LOAD_ANY(done) load_pair(arrived, &load, pairs_full, index_before(pair.index), (done) + STAGES, &now, &next)
 
 /* The steps that need no mask; without a list only those that ask for this query tile's own pairs. */
-#if !LISTED
+#if !HAS_FIRST_KEYS
 #define HAS_PLAIN_STEPS (!ASKS_EARLY)
 #define READ_PLAIN_END()
 #define PLAIN_END (now.key_tiles - STAGES)
 #define LOAD_PLAIN(done) load_own_pair(arrived, &load, pairs_full, index_before(pair.index), (done) + STAGES, &now)
 #else
 #define HAS_PLAIN_STEPS 1
-#define READ_PLAIN_END() const int plain = min(plain_end(&p, &list, &now), now.key_tiles)
+#define READ_PLAIN_END() const int plain = min(PLAIN_STEPS_END(), now.key_tiles)
 #define PLAIN_END plain
 #define LOAD_PLAIN LOAD_ANY
 #endif
@@ -333,23 +344,26 @@ dhp_attention_fwd(const __grid_constant__ CUtensorMap q_map, const __grid_consta
                                       : mbarrier_wait_end(pairs_full + 8 * pair.index, pair.parity, p.zero, there)
 #define WAIT_AT_THE_END() t += LATE_UNLESS(AWAITS_EARLY ? here : AWAIT_PAIR())
 
+/* Measured: of a list two kernels have no registers for bits. */
+#define MASKING (WINDOWED ? BY_BITS : COMPARED)
+
 /* Softmax of S(t). */
-#define SOFTMAX(masked, LOAD)                                          \
-  do {                                                                 \
-    const int column = FIRST_KEY(t) + lane % 4 * 2;                    \
-    int limit[THREAD_ROWS];                                            \
-    for (int r = 0; r < THREAD_ROWS; r++)                              \
-      limit[r] = row[r].last_key - column;                             \
-    SET_FIRST_COLUMNS(column);                                         \
-    CAP_SCORES();                                                      \
-    float scale[THREAD_ROWS];                                          \
-    softmax_shift(s, &stats, scale, &p, limit, FIRST_COLUMNS, masked); \
-    if (masked) KEEP_HIDDEN(t);                                        \
-    ASK_EARLY(LOAD);                                                   \
-    END_WAIT();                                                        \
-    softmax_exponentials(s, &stats, scale);                            \
-    t++;                                                               \
-    WAIT_AT_THE_END();                                                 \
+#define SOFTMAX(masked, LOAD)                                                               \
+  do {                                                                                      \
+    const int column = FIRST_KEY(t) + lane % 4 * 2;                                         \
+    int limit[THREAD_ROWS];                                                                 \
+    for (int r = 0; r < THREAD_ROWS; r++)                                                   \
+      limit[r] = row[r].last_key - column;                                                  \
+    SET_FIRST_COLUMNS(column);                                                              \
+    CAP_SCORES();                                                                           \
+    float scale[THREAD_ROWS];                                                               \
+    softmax_shift(s, &stats, scale, &p, limit, FIRST_COLUMNS, masked ? MASKING : UNMASKED); \
+    if (masked) KEEP_HIDDEN(t);                                                             \
+    ASK_EARLY(LOAD);                                                                        \
+    END_WAIT();                                                                             \
+    softmax_exponentials(s, &stats, scale);                                                 \
+    t++;                                                                                    \
+    WAIT_AT_THE_END();                                                                      \
   } while (0)
 
 /* Step t > 0, with the mask or without, and with which of the two loads. */
@@ -368,9 +382,8 @@ dhp_attention_fwd(const __grid_constant__ CUtensorMap q_map, const __grid_consta
     pack_probabilities(probabilities, s); \
   } while (0)
 
-/* A list's rows see keys from a first one on; and its tiles of v end with the sequence, before any product reads them.
- */
-#if LISTED
+/* Rows may see keys from a first one on. */
+#if HAS_FIRST_KEYS
 #define SET_FIRST_COLUMNS(column)       \
   int first_column[THREAD_ROWS];        \
   for (int r = 0; r < THREAD_ROWS; r++) \
@@ -380,6 +393,14 @@ dhp_attention_fwd(const __grid_constant__ CUtensorMap q_map, const __grid_consta
 #define KEEP_HIDDEN(step)               \
   for (int r = 0; r < THREAD_ROWS; r++) \
   stats.rescale[r] = SEES_NONE_OF(r, step) ? 1.f : stats.rescale[r]
+#else
+#define SET_FIRST_COLUMNS(column)
+#define FIRST_COLUMNS (const int *)0
+#define KEEP_HIDDEN(step) (void)0
+#endif
+
+/* A list's tiles of v end with the sequence, before any product reads them. */
+#if LISTED
 #define CLEAR_BEYOND()                                                                  \
   do {                                                                                  \
     if (t >= LATE) AWAIT_LATE_PAIR();                                                   \
@@ -389,9 +410,6 @@ dhp_attention_fwd(const __grid_constant__ CUtensorMap q_map, const __grid_consta
     bar_sync(1, CLEARED + group, WARPGROUP_THREADS);                                    \
   } while (0)
 #else
-#define SET_FIRST_COLUMNS(column)
-#define FIRST_COLUMNS (const int *)0
-#define KEEP_HIDDEN(step) (void)0
 #define CLEAR_BEYOND()
 #endif
 
@@ -688,7 +706,7 @@ dhp_attention_fwd(const __grid_constant__ CUtensorMap q_map, const __grid_consta
 
 #pragma unroll 1
     for (;;) {
-      /* Steps 1 to key_tiles - 1. Most of them ask for this segment's own pairs only. A list's masks are in the last
+      /* Steps 1 to key_tiles - 1. Most of them ask for this segment's own pairs only. Masks of windows are in the last
        * ones, too. */
 #pragma unroll 1
       while (t < min(MASKED_STEPS(), now.key_tiles))
@@ -699,7 +717,7 @@ dhp_attention_fwd(const __grid_constant__ CUtensorMap q_map, const __grid_consta
         RUN_STEP(0, LOAD_PLAIN);
 #pragma unroll 1
       while (t < now.key_tiles)
-        RUN_STEP(LISTED, LOAD_ANY);
+        RUN_STEP(HAS_FIRST_KEYS, LOAD_ANY);
       if (SEAMLESS) t += LATE_QUERIES(ASKED_QUERIES);
       if (SEAMLESS & (t < LATE) & (next.key_tiles > 0) & !IS_SPLIT & !RESUMES() & (NEXT_SEGMENT() < 0))
         GO_ON_TO_QUERY_TILE();

@@ -1,4 +1,5 @@
-"""The forward family: twenty-two kernels out of attention_fwd.cu, and thirty-six for query tiles in a list.
+"""The forward family: twenty-two kernels out of attention_fwd.cu, twelve for calls with a window, and thirty-six for
+query tiles in a list.
 
 Why these shapes: docs/kernel.md.
 """
@@ -42,19 +43,24 @@ TWO_PLACES = {(64, 3, 64)}
 LISTED = {(64, 1, 32), (64, 3, 64), (128, 1, 32), (128, 2, 64), (256, 1, 64), (256, 2, 64)}
 
 
+# Of all, those that there are for calls with a window whose rows have one segment: for many rows of a call, and few.
+WINDOWED = LISTED
+
 # What those with a list are for beside plain attention: FORM, by its number in params.h.
 FORMS = ("", "sinks", "softcap")
 
 
 def kernel(
-    dtype: str, is_short: bool, is_listed: bool, form: int, head_dim: int, tile_k: int, warpgroups: int, rows: int,
-    *others: int,
+    dtype: str, is_short: bool, is_listed: bool, is_windowed: bool, form: int, head_dim: int, tile_k: int,
+    warpgroups: int, rows: int, *others: int,
 ) -> Kernel:
     name = f"fwd_{dtype}_d{head_dim}_k{tile_k}_w{warpgroups}" + ("" if rows == 64 else f"_r{rows}")
     places = 2 if is_short and (head_dim, warpgroups, rows) in TWO_PLACES else 1
-    extra = (("LISTED", int(is_listed)), ("FORM", form), ("Q_PLACES", places))
-    name += ("_short" if is_short else "") + ("_listed" if is_listed else "") + (f"_{FORMS[form]}" if form else "")
-    part = ("packed out" if is_listed else "out") + (f" {FORMS[form]}" if form else "")
+    extra = (("LISTED", int(is_listed)), ("WINDOWED", int(is_windowed)), ("FORM", form), ("Q_PLACES", places))
+    name += "_window" if is_windowed else "_short" if is_short else "_listed" if is_listed else ""
+    name += f"_{FORMS[form]}" if form else ""
+    part = "window out" if is_windowed else "packed out" if is_listed else "out"
+    part += f" {FORMS[form]}" if form else ""
     tiles = SEGMENT_TILES[head_dim]
     return Kernel(
         name, dtype, head_dim, tile_k, warpgroups, rows, *others, part=part, extra=extra, segment_tiles=tiles,
@@ -62,17 +68,17 @@ def kernel(
     )
 
 
-def kernels(is_listed: bool, form: int = 0) -> list[Kernel]:
+def kernels(is_listed: bool = False, is_windowed: bool = False, form: int = 0) -> list[Kernel]:
     """Those of one form. A short one comes before the other of its shape: of two as fast the plan takes the first."""
     found = []
     for shape in SHAPES:
         key = shape[0], shape[2], shape[3]
-        if key in SHORT and not is_listed:
+        if key in WINDOWED if is_windowed else key in SHORT and not is_listed:
             found += [(True, shape)]
-        if key in LISTED if is_listed else key not in NEVER_LONG:
+        if not is_windowed and (key in LISTED if is_listed else key not in NEVER_LONG):
             found += [(False, shape)]
     return [
-        kernel(dtype, is_short, is_listed, form, *shape)
+        kernel(dtype, is_short, is_listed, is_windowed, form, *shape)
         for dtype in ("float16", "bfloat16")
         for is_short, shape in found
     ]
@@ -106,6 +112,10 @@ FAMILY = Family(
     entry="dhp_attention_fwd",
     params="params.h",
     shared_bytes="DHP_FWD_SHARED_BYTES",
-    kernels=(*kernels(False), *(kernel for form in range(len(FORMS)) for kernel in kernels(True, form))),
+    kernels=(
+        *kernels(),
+        *kernels(is_windowed=True),
+        *(kernel for form in range(len(FORMS)) for kernel in kernels(is_listed=True, form=form)),
+    ),
     products=products,
 )

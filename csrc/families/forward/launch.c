@@ -70,7 +70,8 @@ dhp_status dhp_forward_launch(const dhp_attention *args, const dhp_plan *plan, i
   status = encode_maps(&session, args, &mask, plan, rows, maps, error);
   if (status == DHP_OK) {
     dhp_fwd_params params = params_of(args, &mask, plan, rows);
-    void *arguments[] = {&maps[0], &maps[1], &maps[2], &params};
+    dhp_fwd_window window = {.lowest = (int32_t)mask.lowest};
+    void *arguments[] = {&maps[0], &maps[1], &maps[2], &params, &window}; /* the last of those with a window */
     /* A larger launch would be spread unevenly over multiprocessors that are still partly taken. */
     const int may_overlap = plan->grid <= DHP_MULTIPROCESSORS;
     status = dhp_session_launch(&session, plan->kernel, plan->grid, arguments, may_overlap, stream, error);

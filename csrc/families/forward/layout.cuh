@@ -1,8 +1,8 @@
 /*
  * layout.cuh - the constants of one forward kernel, and what lies where in its shared memory.
  *
- * HEAD_DIM, TILE_K, WARPGROUPS, ROWS, STAGES, CTAS_PER_SM, SEGMENT_TILES, ONE_SEGMENT, LISTED and Q_PLACES come
- * from family.py.
+ * HEAD_DIM, TILE_K, WARPGROUPS, ROWS, STAGES, CTAS_PER_SM, SEGMENT_TILES, ONE_SEGMENT, LISTED, WINDOWED and Q_PLACES
+ * come from family.py.
  */
 #ifndef DHP_FORWARD_LAYOUT_CUH
 #define DHP_FORWARD_LAYOUT_CUH
@@ -61,7 +61,7 @@ enum mbarrier {             /* byte offset of the first 8-byte mbarrier of a kin
 };
 
 static_assert(DHP_SHARED_ALIGN + SHARED_BARRIERS + BARRIER_BYTES ==
-                  DHP_FWD_SHARED_BYTES(HEAD_DIM, TILE_K, WARPGROUPS, ROWS, STAGES, LISTED, FORM, Q_PLACES),
+                  DHP_FWD_SHARED_BYTES(HEAD_DIM, TILE_K, WARPGROUPS, ROWS, STAGES, LISTED, WINDOWED, FORM, Q_PLACES),
               "the host and the kernel disagree on the shared memory plan");
 
 #endif

@@ -11,6 +11,7 @@
 #include "../../hopper/log2.h"
 #include "../../hopper/softmax_scale.h"
 #include "../../kernels/kernel_table.h"
+#include "../../mask.h"
 #include "../fold/parts.h"
 #include "../tiles/launch.h"
 #include "launch.h"
@@ -35,12 +36,8 @@ static int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
  * the window begins: else it would be a fold or not by its position, and slower where it is.
  */
 static int has_segments(const dhp_varlen *args, const dhp_kernel_info *kernel) {
-  const dhp_attention *const packed = &args->packed;
   const int64_t most = (int64_t)kernel->segment_tiles * kernel->tile_k;
-  const int64_t left = packed->is_windowed ? packed->window_left : -1;
-  const int64_t right = packed->is_causal ? 0 : packed->is_windowed ? packed->window_right : -1;
-  const int is_narrow = left >= 0 && right >= 0 && left < most && right < most - left; /* left + 1 + right <= most */
-  return args->max_seqlen_k > most && !is_narrow;
+  return args->max_seqlen_k > most && !dhp_window_is_within(&args->packed, most);
 }
 
 /* Heads of one key head share a tile while the rows of the longest sequence fit. */

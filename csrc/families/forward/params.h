@@ -68,6 +68,11 @@ typedef struct dhp_fwd_list {
   int32_t segment_of;  /* bits of a key tile that say its segment; 0: all that a row sees are one */
 } dhp_fwd_list;
 
+/* Beside them, of a kernel whose rows see no key before a window (WINDOWED). */
+typedef struct dhp_fwd_window {
+  int32_t lowest; /* query i sees keys from i + lowest on, which is in [-seqlen_q, keys] */
+} dhp_fwd_window;
+
 /* What a kernel of the family is for beside plain attention: its constant FORM, of kernels with a list. */
 enum { DHP_FORM_PLAIN, DHP_FORM_SINKS, DHP_FORM_SOFTCAP /* with sinks or without */ };
 
@@ -86,7 +91,7 @@ typedef struct dhp_fwd_forms {
  * Dynamic shared memory of one CTA in bytes: places of a Q tile, tiles of K and of V, all of 2-byte elements, and an
  * 8-byte mbarrier for the q rows of each warpgroup and for each stage. A macro because it initialises a constant table.
  */
-#define DHP_FWD_SHARED_BYTES(head_dim, tile_k, warpgroups, rows, stages, listed, form, q_places)                       \
+#define DHP_FWD_SHARED_BYTES(head_dim, tile_k, warpgroups, rows, stages, listed, windowed, form, q_places)             \
   (DHP_SHARED_ALIGN + (q_places) * (warpgroups) * (rows) * (head_dim) * 2 + 2 * (stages) * (tile_k) * (head_dim) * 2 + \
    8 * ((warpgroups) + (stages)))
 

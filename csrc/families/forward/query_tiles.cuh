@@ -1,6 +1,7 @@
 /*
  * query_tiles.cuh - the device's half of the static schedule: which query tiles a CTA computes, one after another. The
- * host's half is schedule.c. Before this header: WARPGROUPS, ROWS, TILE_K, SEGMENT_TILES, ONE_SEGMENT and OWN_TILES.
+ * host's half is schedule.c. Before this header: WARPGROUPS, ROWS, TILE_K, SEGMENT_TILES, ONE_SEGMENT, WINDOWED and
+ * OWN_TILES.
  *
  * Items are dealt to CTAs in rounds: first head groups in order, then a list.
  *
@@ -44,12 +45,18 @@ static __device__ __forceinline__ int top_tile(const dhp_fwd_params *p, int row,
   return max((seen_by_last(p, row, group) + TILE_K - 1) / TILE_K, 1) - 1;
 }
 
+/* The first key tile that a query tile sees; at most the last one. */
+static __device__ __forceinline__ int bottom_tile(int row, int top, int lowest) {
+  return WINDOWED ? min(max(row + lowest, 0) / TILE_K, top) : 0;
+}
+
 /*
  * Returns this CTA's nth query tile, with its keys of one segment: that of key tile `from`, or, if that is negative,
  * the last one that the query tile sees; if OWN_TILES, that this warpgroup of it sees. CT: a function of the block
  * index and public parameters.
  */
-static __device__ __forceinline__ query_tile nth_query_tile(const dhp_fwd_params *p, int nth, int from, int group) {
+static __device__ __forceinline__ query_tile nth_query_tile(const dhp_fwd_params *p, int nth, int from, int group,
+                                                            int lowest) {
   query_tile tile;
   const int rows = WARPGROUPS << p->log2_rows;
   const int cta = (int)blockIdx.x, ctas = (int)gridDim.x;
@@ -74,7 +81,7 @@ static __device__ __forceinline__ query_tile nth_query_tile(const dhp_fwd_params
   const int top = top_tile(p, tile.row, OWN_TILES ? group : WARPGROUPS - 1);
   if (ONE_SEGMENT) {
     tile.last = top;
-    tile.key_tiles = item < p->items ? top + 1 : 0;
+    tile.key_tiles = item < p->items ? top + 1 - bottom_tile(tile.row, top, lowest) : 0;
     return tile;
   }
   const int begin = (in_batch - head_group * p->splits) * SEGMENT_TILES; /* of its segment, if those are split */
@@ -84,9 +91,16 @@ static __device__ __forceinline__ query_tile nth_query_tile(const dhp_fwd_params
   return tile;
 }
 
-/* So many steps need the mask, the first ones; it may be less than none, or more than there are. */
+/* The steps before the first of these need the mask, and those from the second on, which only a window has; there may
+ * be less. */
 static __device__ __forceinline__ int masked_steps(const dhp_fwd_params *p, const query_tile *tile, int group) {
   return tile->last + 1 - max(seen_by_first(p, tile->row, OWN_TILES ? group : 0), 0) / TILE_K;
+}
+
+static __device__ __forceinline__ int plain_end(const dhp_fwd_params *p, const query_tile *tile, int group,
+                                                int lowest) {
+  const int last_row = tile->row + (((OWN_TILES ? group : WARPGROUPS - 1) + 1) << p->log2_rows) - 1;
+  return tile->last + 1 - (max(last_row + lowest, 0) + TILE_K - 1) / TILE_K;
 }
 
 /* So many steps of the query tile come before this warpgroup's first one. */
@@ -108,16 +122,25 @@ static __device__ __forceinline__ int next_segment(const dhp_fwd_params *p, cons
 typedef struct query_row {
   int head, row;
   int last_key; /* that it sees; negative: none */
+#if WINDOWED
+  int first_key;
+#endif
 } query_row;
 
 /* Row r of those that a thread computes; `first` is the first one, among the rows of its warpgroup. */
 static __device__ __forceinline__ query_row row_of_thread(const dhp_fwd_params *p, const query_tile *tile, int group,
-                                                          int first, int r) {
+                                                          int first, int r, int lowest) {
   const int of_group = first + 8 * r;
   query_row row;
   row.head = of_group >> p->log2_rows;
   row.row = tile->row + (group << p->log2_rows) + (of_group & ((1 << p->log2_rows) - 1));
   row.last_key = min(row.row + p->highest, p->seqlen_k - 1);
+#if WINDOWED
+  row.first_key = row.row + lowest;
+  row.last_key = row.last_key < row.first_key ? -1 : row.last_key;
+#else
+  (void)lowest;
+#endif
   return row;
 }
 

@@ -1,4 +1,4 @@
-"""Row invariance under a sliding window, of kernels that have one: those of packed sequences."""
+"""Row invariance under a sliding window, of kernels that have one."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ def window_ways(
     inputs: Inputs,
     stranger: Inputs,
     is_causal: bool,
+    windows: tuple[tuple[int, int], ...] = WINDOWS,
 ) -> list[Way]:
     """The ways to compute rows that see a window of keys.
 
@@ -31,7 +32,7 @@ def window_ways(
         attend: (inputs, is_causal, window) -> out and lse by the kernel under test.
     """
     ways = []
-    for window in WINDOWS:
+    for window in windows:
         whole = kept(attend(inputs, is_causal, window=window))
         of = Side(subject.outputs, partial(attend, window=window), None, False)
         found = [*company(of, inputs, stranger, is_causal, whole)]

@@ -15,6 +15,7 @@ from ..bitwise.forms import FORMS
 from ..inputs import Inputs, Shape
 from ..shapes import shapes_that
 from ..subjects import Subject
+from . import windowed
 
 
 def planned(shape: Shape) -> str:
@@ -63,5 +64,7 @@ def subject(kernel: dict[str, Any]) -> Subject:
         from .packed import subject_of  # which looks for shapes as this file does
 
         return subject_of(kernel, kernel)
+    if kernel["part"] == "window out":
+        return windowed.subject_of(kernel)
     name, sha256 = str(kernel["name"]), str(kernel["cubin_sha256"])
     return Subject(name, attend, nullcontext, (name,), shapes_of(kernel), sha256, attend_offset, forms=FORMS)

@@ -32,7 +32,7 @@ int main(void) {
       const dhp_kernel_info *const kernel = &dhp_family_forward.kernels[i];
       if (kernel->dtype != args.q.dtype || kernel->head_dim != head_dim || strcmp(kernel->part, "out") != 0) continue;
       const work w = work_of(&args, &mask, kernel);
-      if (kernel->is_short && segments_of(&w, kernel) > 1) continue;
+      if (kernel->is_short && w.segments > 1) continue;
       whole = fmin(whole, cost_of(&w, kernel));
       split = fmin(split, cost_of_split(&w, kernel));
     }

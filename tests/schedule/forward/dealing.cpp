@@ -1,16 +1,17 @@
 /*
  * dealing.cpp - which query tiles the CTAs of a launch compute, and over which keys: nth_query_tile of the forward
  * family, compiled for the host with the constants of one kernel, asked for every segment of every CTA, by its last
- * warpgroup; and what the others see of it.
+ * warpgroup; and what the others see of it. Within a window rows have one segment.
  *
- * Reads calls from standard input, a line each: B Hq Hk Sq Sk D is_causal causal_offset. Of those that the plan gives
- * to this kernel (float16), every query tile has to be computed once, segment by segment from the last key that it sees
- * to the first; or, if the plan splits segments, each of them once, also those of which it sees no key. Prints a line
- * for each: how busy the CTAs are kept, 1 if all are equally long; the splits; and the segments of the query tile that
- * has most. Status 1 and a sentence at the first violation.
+ * Reads calls from standard input, a line each: B Hq Hk Sq Sk D is_causal causal_offset, and the window. Of those that
+ * the plan gives to this kernel (float16), every query tile has to be computed once, segment by segment from the last
+ * key that it sees to the first; or, if the plan splits segments, each of them once, also those of which it sees no
+ * key. Prints a line for each: how busy the CTAs are kept, 1 if all are equally long; the splits; and the segments of
+ * the query tile that has most. Status 1 and a sentence at the first violation.
  */
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include <algorithm>
 #include <vector>
@@ -27,13 +28,14 @@ Index blockIdx, gridDim;
 char shared[1]; /* the kernel itself never runs */
 
 struct Call {
-  long long batch, heads, key_heads, seqlen_q, seqlen_k, head_dim, is_causal, offset;
+  long long batch, heads, key_heads, seqlen_q, seqlen_k, head_dim, is_causal, offset, left, right;
 };
 
 static void require(bool holds, const char *what, const Call &c) {
   if (holds) return;
-  printf("violation: %s; call %lld %lld %lld %lld %lld %lld %lld %lld, CTA %u of %u\n", what, c.batch, c.heads,
-         c.key_heads, c.seqlen_q, c.seqlen_k, c.head_dim, c.is_causal, c.offset, blockIdx.x, gridDim.x);
+  printf("violation: %s; call %lld %lld %lld %lld %lld %lld %lld %lld (%lld, %lld), CTA %u of %u\n", what, c.batch,
+         c.heads, c.key_heads, c.seqlen_q, c.seqlen_k, c.head_dim, c.is_causal, c.offset, c.left, c.right, blockIdx.x,
+         gridDim.x);
   exit(1);
 }
 
@@ -41,6 +43,11 @@ static int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 static dhp_tensor tensor(long long batch, long long heads, long long rows, long long columns) {
   return {nullptr, {batch, heads, rows, columns}, {heads * rows * columns, rows * columns, columns, 1}, DHP_FLOAT16};
+}
+
+/* Of dhp_fwd_window. */
+[[maybe_unused]] static int lowest_of(const Call &c) {
+  return (int)std::min<int64_t>(std::max<int64_t>(c.offset - c.left, -c.seqlen_q), c.seqlen_k);
 }
 
 /* The deal of a call's query tiles, as far as it was checked. */
@@ -56,15 +63,22 @@ struct Deal {
 static int rows_of_tile(const Deal &d) { return d.plan.kernel->tile_q / d.plan.heads_per_tile; }
 static int rows_of_group(const Deal &d) { return rows_of_tile(d) / WARPGROUPS; }
 
-/* Keys that a row sees, from the first one on. */
+/* The end of the keys that a row sees, and where they begin, if it sees any. */
 static int64_t seen_by(const Call &c, int64_t row) {
-  return c.is_causal ? std::min(std::max<int64_t>(row + 1 + c.offset, 0), (int64_t)c.seqlen_k) : c.seqlen_k;
+  const int64_t right = c.is_causal ? 0 : c.right;
+  return right >= 0 ? std::min(std::max<int64_t>(row + 1 + c.offset + right, 0), (int64_t)c.seqlen_k) : c.seqlen_k;
+}
+static int64_t first_of(const Call &c, int64_t row) {
+  return c.left >= 0 ? std::max<int64_t>(row + c.offset - c.left, 0) : 0;
 }
 
-/* How many key tiles a query tile has to visit. */
+/* How many key tiles lie before the end of those that a query tile has to visit, and before the first of them. */
 static int64_t key_tiles_of(const Deal &d, const query_tile &w) {
   const int64_t last_row = std::min<int64_t>(w.row + rows_of_tile(d), d.call.seqlen_q) - 1;
   return std::max<int64_t>(ceil_div(seen_by(d.call, last_row), TILE_K), 1);
+}
+static int64_t bottom_of(const Deal &d, const query_tile &w) {
+  return std::min<int64_t>(first_of(d.call, w.row) / TILE_K, key_tiles_of(d, w) - 1);
 }
 
 /* Which query tile this is, of those of all head groups. */
@@ -81,18 +95,20 @@ static int64_t index_of(const Deal &d, const query_tile &w) {
 
 /* A segment of a query tile that is this CTA's work from its last key to its first. */
 static void check_next(Deal &d, const query_tile &w) {
-  const int64_t index = index_of(d, w), key_tiles = key_tiles_of(d, w);
+  const int64_t index = index_of(d, w), key_tiles = key_tiles_of(d, w), bottom = bottom_of(d, w);
   if (d.unvisited == 0) {
     require(d.computed[(size_t)index]++ == 0, "a query tile is computed twice", d.call);
     d.current = index;
-    d.unvisited = key_tiles;
+    d.unvisited = key_tiles - bottom;
   }
   require(index == d.current, "a query tile is left before its first key", d.call);
-  require(w.last == d.unvisited - 1, "a segment that is not the next one", d.call);
-  require(w.key_tiles == w.last % SEGMENT_TILES + 1, "a segment that begins elsewhere than all others", d.call);
+  require(w.last == bottom + d.unvisited - 1, "a segment that is not the next one", d.call);
+  require(w.key_tiles == (WINDOWED ? d.unvisited : w.last % SEGMENT_TILES + 1),
+          "a segment that begins elsewhere than all others", d.call);
   require(resumes(&d.p, &w) == (w.last < key_tiles - 1), "an earlier segment is forgotten, or imagined", d.call);
   d.unvisited -= w.key_tiles;
-  require(next_segment(&d.p, &w) == (d.unvisited > 0 ? d.unvisited - 1 : -1), "another segment comes next", d.call);
+  require(WINDOWED || next_segment(&d.p, &w) == (d.unvisited > 0 ? d.unvisited - 1 : -1), "another segment comes next",
+          d.call);
 }
 
 /* One that is an item of its own. Parts are found by its place among all. */
@@ -121,11 +137,17 @@ static void check_mask(const Deal &d, const query_tile &w, int group) {
   require(std::min(std::max(masked_steps(&d.p, &w, group), 0), w.key_tiles) ==
               std::min(std::max<int64_t>(masked, 0), (int64_t)w.key_tiles),
           "the wrong number of key tiles under the mask", d.call);
+#if WINDOWED /* and its last ones, all that have a key which the last row, be there one or not, sees no more */
+  const int64_t last = w.row + (OWN_TILES ? group + 1 : WARPGROUPS) * rows_of_group(d) - 1;
+  const int64_t plain = w.last + 1 - ceil_div(first_of(d.call, last), TILE_K);
+  require(std::max(plain_end(&d.p, &w, group, lowest_of(d.call)), 0) == std::max<int64_t>(plain, 0),
+          "the wrong number of key tiles where the window begins", d.call);
+#endif
 }
 
 /* Another warpgroup is at the same query tile, and begins with the last key tile that its rows see. */
 static void check_group(const Deal &d, const query_tile &w, int nth, int from, int group) {
-  const query_tile own = nth_query_tile(&d.p, nth, from, group);
+  const query_tile own = nth_query_tile(&d.p, nth, from, group, lowest_of(d.call));
   require(own.batch == w.batch && own.head == w.head && own.key_head == w.key_head && own.row == w.row,
           "warpgroups are at different query tiles", d.call);
   const int64_t last_row = std::min<int64_t>(w.row + (group + 1) * rows_of_group(d), d.call.seqlen_q) - 1;
@@ -147,17 +169,17 @@ static double check(const Call &c, const dhp_plan &plan, const dhp_fwd_params &p
     double steps = 0.;
     int nth = 0;
     int from = -1;
-    query_tile w = nth_query_tile(&p, nth, from, WARPGROUPS - 1);
+    query_tile w = nth_query_tile(&p, nth, from, WARPGROUPS - 1, lowest_of(c));
     require(w.key_tiles > 0, "a CTA without work", c);
     while (w.key_tiles > 0) {
       is_split ? check_split(d, w, nth) : check_next(d, w);
       check_mask(d, w, WARPGROUPS - 1);
       for (int group = 0; group < WARPGROUPS - 1; group++)
         check_group(d, w, nth, from, group);
-      from = next_segment(&p, &w);
+      from = ONE_SEGMENT ? -1 : next_segment(&p, &w);
       steps += w.key_tiles + (from < 0);
       nth += from < 0;
-      w = nth_query_tile(&p, nth, from, WARPGROUPS - 1);
+      w = nth_query_tile(&p, nth, from, WARPGROUPS - 1, lowest_of(c));
     }
     require(d.unvisited == 0, "a CTA ends within a query tile", c);
     longest = std::max(longest, steps);
@@ -173,7 +195,8 @@ static double check(const Call &c, const dhp_plan &plan, const dhp_fwd_params &p
  * each CTA if there are several.
  */
 static int64_t check_parts(const Call &c, const dhp_plan &plan) {
-  const int64_t segments = std::max<int64_t>(ceil_div(seen_by(c, c.seqlen_q - 1), SEGMENT_TILES * TILE_K), 1);
+  const int64_t of_keys = std::max<int64_t>(ceil_div(seen_by(c, c.seqlen_q - 1), SEGMENT_TILES * TILE_K), 1);
+  const int64_t segments = WINDOWED ? 1 : of_keys;
   const int64_t places = plan.splits > 1 ? plan.items : segments > 1 ? plan.grid : 0;
   require(plan.splits == 1 || plan.splits == segments, "the wrong number of splits", c);
   require(plan.parts == places * plan.kernel->tile_q, "the wrong number of parts", c);
@@ -182,14 +205,17 @@ static int64_t check_parts(const Call &c, const dhp_plan &plan) {
 
 int main() {
   Call c;
-  while (scanf("%lld %lld %lld %lld %lld %lld %lld %lld", &c.batch, &c.heads, &c.key_heads, &c.seqlen_q, &c.seqlen_k,
-               &c.head_dim, &c.is_causal, &c.offset) == 8) {
+  while (scanf("%lld %lld %lld %lld %lld %lld %lld %lld %lld %lld", &c.batch, &c.heads, &c.key_heads, &c.seqlen_q,
+               &c.seqlen_k, &c.head_dim, &c.is_causal, &c.offset, &c.left, &c.right) == 10) {
     dhp_attention args = {};
     args.q = args.out = tensor(c.batch, c.heads, c.seqlen_q, c.head_dim);
     args.k = args.v = tensor(c.batch, c.key_heads, c.seqlen_k, c.head_dim);
     args.scale = 1.f;
     args.is_causal = c.is_causal != 0;
     args.causal_offset = c.offset;
+    args.is_windowed = c.left >= 0 || c.right >= 0;
+    args.window_left = c.left;
+    args.window_right = c.right;
     dhp_plan plan;
     dhp_error error;
     if (dhp_plan_attention(&args, &plan, &error) != DHP_OK) {
@@ -198,20 +224,22 @@ int main() {
     }
     const dhp_kernel_info *const k = plan.kernel;
     if (k->head_dim != HEAD_DIM || k->warpgroups != WARPGROUPS || k->tile_q != WARPGROUPS * ROWS ||
-        k->is_short != ONE_SEGMENT)
+        k->is_short != ONE_SEGMENT || (strcmp(k->part, "window out") == 0) != WINDOWED)
       continue;
     dhp_fwd_params p = {};
     p.batch = (int32_t)c.batch;
     p.heads_per_key_head = (int32_t)(c.heads / c.key_heads);
-    const int64_t offset = std::min(std::max<int64_t>(c.offset, -c.seqlen_q), (int64_t)c.seqlen_k);
-    p.highest = (int32_t)(c.is_causal ? offset : c.seqlen_k);
+    const int64_t end = c.offset + (c.is_causal ? 0 : std::max<int64_t>(c.right, 0));
+    const int64_t highest = std::min(std::max<int64_t>(end, -c.seqlen_q), (int64_t)c.seqlen_k);
+    p.highest = (int32_t)(c.is_causal || c.right >= 0 ? highest : c.seqlen_k);
     p.seqlen_k = (int32_t)seen_by(c, c.seqlen_q - 1);
     while (plan.heads_per_tile << p.log2_rows < ROWS)
       p.log2_rows++;
     dhp_set_schedule(&p, &args, &plan);
     const int64_t segments = check_parts(c, plan);
-    printf("%lld %lld %lld %lld %lld %lld %lld %lld: %.4f %d %lld\n", c.batch, c.heads, c.key_heads, c.seqlen_q,
-           c.seqlen_k, c.head_dim, c.is_causal, c.offset, check(c, plan, p), plan.splits, (long long)segments);
+    printf("%lld %lld %lld %lld %lld %lld %lld %lld %lld %lld: %.4f %d %lld\n", c.batch, c.heads, c.key_heads,
+           c.seqlen_q, c.seqlen_k, c.head_dim, c.is_causal, c.offset, c.left, c.right, check(c, plan, p), plan.splits,
+           (long long)segments);
   }
   return 0;
 }

@@ -21,12 +21,17 @@ template <class Tile> static void place_as_scheduled(Tile *tile, int nth) {
 /* How many keys the first row of the query tile that begins at this one sees, and the last one of a warpgroup. */
 static int scheduled_for_first(int row) {
   const forward::QueryTile &at = forward::tile_with(row);
-  return (at.key_tiles - at.masked) * TILE_K;
+  return (at.first_tile + at.key_tiles - at.masked) * TILE_K;
 }
 static int scheduled_for_last(int row, int group) {
   const forward::QueryTile &at = forward::tile_with(row);
-  return (at.key_tiles - at.unseen[group]) * TILE_K;
+  return (at.first_tile + at.key_tiles - at.unseen[group]) * TILE_K;
 }
+#if WINDOWED
+/* The first key tile that the query tile sees, and the step from which on masks are needed again. */
+static int scheduled_for_bottom(int row) { return forward::tile_with(row).first_tile; }
+static int scheduled_for_plain_end(int row) { return forward::tile_with(row).plain_end; }
+#endif
 #endif
 
 #include "attention_fwd.cu"
@@ -51,6 +56,7 @@ extern const forward::Shape forward::shape = {
     DHP_SHARED_ALIGN + SHARED_BARRIERS,
     OWN_TILES != 0,
     LISTED != 0,
+    WINDOWED != 0,
     SEGMENT_TILES,
     SPLITS,
     DHP_PART_COLUMNS,
@@ -125,6 +131,10 @@ void model::run_warp() {
 #else
   dhp_attention_fwd({forward::QUERIES}, {forward::KEYS}, {forward::VALUES}, p, list);
 #endif
+#elif WINDOWED
+  set_schedule(&p);
+  const dhp_fwd_window window = {-forward::SEQLEN_Q}; /* hides no key of what is visited */
+  dhp_attention_fwd({forward::QUERIES}, {forward::KEYS}, {forward::VALUES}, p, window);
 #else
   set_schedule(&p);
   dhp_attention_fwd({forward::QUERIES}, {forward::KEYS}, {forward::VALUES}, p);

@@ -13,9 +13,9 @@ enum { MAX_GROUPS = 3 }; /* warpgroups of a CTA */
 /* One query tile of the CTA, and which key tiles it sees. */
 struct QueryTile {
   int batch, head, key_head, row;
-  int first_tile, key_tiles; /* first_tile: of a tile in a list, which may have a window; else 0 */
+  int first_tile, key_tiles; /* first_tile: where there may be a window; else 0 */
   int masked;                /* steps, counted over all segments */
-  int key_row, plain_end;    /* of a tile in a list; else 0 */
+  int key_row, plain_end;    /* key_row: of a tile in a list; else 0. plain_end: where there may be a window */
   int unseen[MAX_GROUPS];    /* of its last key tiles those that a warpgroup's own rows do not see */
 };
 const QueryTile &tile_at(int nth);   /* after the last: the last */
@@ -31,6 +31,7 @@ struct Shape {
   uint32_t q, k, v, barriers; /* shared addresses */
   bool own_tiles;             /* a warpgroup begins with the last key tile that its own rows see */
   bool listed;                /* tiles stand in a list: of one batch and head, with places among the keys */
+  bool windowed;              /* without a list: the first key tiles are not seen */
   int segment_tiles;
   int splits;       /* key segments that are items of their own; 1: none */
   int part_columns; /* that a quad stores of a part at a time */

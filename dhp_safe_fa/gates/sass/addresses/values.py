@@ -163,11 +163,13 @@ def logic(table: int, a: Value, b: Value, c: Value) -> Value:
         picked = _picked(table, operands, numbers, free)
         if picked is not None:
             return picked
-    joined: list[tuple[Value, ...]] = list(permutations(operands[: _OR.get(table, 0)]))
+    joined: list[tuple[Value, ...]] = []
+    if table in _OR:
+        joined = list(permutations(operands[: _OR[table]]))
     if table == _OR_MASKED:
         joined = [(a, keep_bits(x, m)) for x, m in ((b, numbers[2]), (c, numbers[1])) if m is not None]
     for values in joined:
-        total = _sum_of_bits(*values) if values else None
+        total = _sum_of_bits(*values)
         if total is not None:
             return total
     if not all(value.is_plain or value.number is not None for value in operands):
