@@ -224,12 +224,13 @@ dhp_attention_fwd(const __grid_constant__ CUtensorMap q_map, const __grid_consta
 #define ASKS_AHEAD (SEAMLESS || Q_PLACES > 1)
 
 /*
- * All of these waits end in a branch on t. So one try is enough, and short kernels do with it: the other four of
- * mbarrier_wait take a step some 100 cycles where the tile is there. Kernels of several segments are no faster so (at
+ * All of these waits end in a branch on t. So one try is enough, and short kernels and those with a list do with it:
+ * the other four of mbarrier_wait take a step some 100 cycles where the tile is there. The others are no faster so (at
  * head_dim 64 slower: docs/kernel.md).
  */
+#define TRIES_ONCE (ONE_SEGMENT || LISTED)
 #define WAIT(barrier, parity) \
-  (ONE_SEGMENT ? mbarrier_wait_short(barrier, parity) : mbarrier_wait(barrier, parity, p.zero))
+  (TRIES_ONCE ? mbarrier_wait_short(barrier, parity) : mbarrier_wait(barrier, parity, p.zero))
 
 /* q's next phase if it is asked for, else the one before, which has ended. */
 #define PARITY_OF_QUERIES(asked) (q_parity ^ !(asked))
@@ -271,7 +272,12 @@ dhp_attention_fwd(const __grid_constant__ CUtensorMap q_map, const __grid_consta
 #define HAS_PLAIN_STEPS 1
 #define READ_PLAIN_END() const int plain = min(PLAIN_STEPS_END(), now.key_tiles)
 #define PLAIN_END plain
+#if LISTED
+#define LOAD_PLAIN(done) \
+  load_plain_pair(arrived, &load, pairs_full, index_before(pair.index), (done) + STAGES, &now, &next)
+#else
 #define LOAD_PLAIN LOAD_ANY
+#endif
 #endif
 
 /* The last warpgroup knows that all have finished step t, whose pair is the one before `pair`. */
@@ -336,11 +342,11 @@ dhp_attention_fwd(const __grid_constant__ CUtensorMap q_map, const __grid_consta
 #define AWAIT_PAIR() WAIT(pairs_full + 8 * pair.index, pair.parity)
 #define BEGIN_WAIT()                                  \
   const uint32_t there = !AWAITS_EARLY ? 0            \
-                         : ONE_SEGMENT ? AWAIT_PAIR() \
+                         : TRIES_ONCE  ? AWAIT_PAIR() \
                                        : mbarrier_wait_begin(pairs_full + 8 * pair.index, pair.parity, p.zero)
 #define END_WAIT()                            \
   const uint32_t here = !AWAITS_EARLY ? 0     \
-                        : ONE_SEGMENT ? there \
+                        : TRIES_ONCE  ? there \
                                       : mbarrier_wait_end(pairs_full + 8 * pair.index, pair.parity, p.zero, there)
 #define WAIT_AT_THE_END() t += LATE_UNLESS(AWAITS_EARLY ? here : AWAIT_PAIR())
 

@@ -64,7 +64,7 @@ static __device__ __forceinline__ void load_part(int go, const loader *l, uint32
                                                  key_tile tile) {
   if (!l->finds_places) return;
   const uint32_t to = l->tiles + index * KV_BYTES, full = pairs_full + 8 * index;
-  const int key_head = quotient(head_of(l->params, &tile.of), l->params->by_heads_per_key_head);
+  const int key_head = key_head_of(l->params, &tile.of);
   const key_place mine = place_of_lane(l->params, l->list, go, &tile, l->lane), first = place_of_piece(mine, 0);
   load_announced<LOADS>(go, to, KV_BOX_BYTES, l->map, full, l->column, first.row, key_head, first.batch);
 #pragma unroll 1
@@ -86,6 +86,20 @@ static __device__ __forceinline__ void load_pair(int go, const loader *l, uint32
   const key_tile tile = past ? key_tile_of(next, visit - now->key_tiles) : key_tile_of(now, visit);
   const int wanted = go && l->active && visit < now->key_tiles + next->key_tiles + zeros;
   load_part(wanted, l, pairs_full, index, tile);
+}
+
+/* The same with less to compute where the pair is known to be this query tile's, and keys are in no pages: most are. */
+static __device__ __forceinline__ void load_plain_pair(int go, const loader *l, uint32_t pairs_full, int index, int u,
+                                                       const query_tile *now, const query_tile *next) {
+  if (l->list->with_pages | (u >= now->key_tiles)) {
+    load_pair(go, l, pairs_full, index, u, now, next);
+  } else if (l->finds_places) {
+    int loads[4];
+    words_of_tile(loads, l->params, l->list, now, DHP_TILE_OF_LOADS);
+    const int row = loads[1] + (now->last - (u - l->loads_v)) * TILE_K;
+    load_announced<LOADS>(go, l->tiles + index * KV_BYTES, KV_BOX_BYTES, l->map, pairs_full + 8 * index, l->column, row,
+                          key_head_of(l->params, now), 0);
+  }
 }
 
 /* Zeros into the rows of a tile of v from this one on: the work of a warpgroup, 16 bytes a thread at a time. */

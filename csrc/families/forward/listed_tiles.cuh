@@ -2,8 +2,11 @@
  * listed_tiles.cuh - query tiles out of a list in device memory, in place of query_tiles.cuh: which of them a CTA
  * computes, and where the keys of a tile lie. Before this header: ROWS and TILE_K.
  *
- * Items, each a tile of the list for one head group, are dealt in rounds, every other one from the last CTA to the
- * first; the list has the longest tiles first. A tile's rows are of one sequence.
+ * Items, each a tile of the list for one head group, are dealt one after the other. A section of head groups comes
+ * after the other, so that its keys, which have to come from device memory, are read again while they are in L2. The
+ * list has the longest tiles first, and so has the last section; the one before it has the shortest first, and so on:
+ * what a CTA has too much of one it has too little of the next. If there is one section, every other round is dealt
+ * from the last CTA to the first. A tile's rows are of one sequence.
  */
 #ifndef DHP_LISTED_TILES_CUH
 #define DHP_LISTED_TILES_CUH
@@ -15,8 +18,8 @@
 
 /* What a warp keeps of one; the rest it reads again when it is needed. */
 typedef struct query_tile {
-  int item;      /* a tile of the list, of one head group */
-  int last;      /* the key tile that is visited first, of one key segment; -1 if there is no query tile */
+  int item;      /* the place in the list times head groups, plus the head group */
+  int last;      /* the key tile that is visited first, of one key segment */
   int key_tiles; /* to visit; 0 if there is no such query tile: then nothing else counts */
 } query_tile;
 
@@ -25,25 +28,35 @@ static __device__ __forceinline__ int head_of(const dhp_fwd_params *p, const que
   return (tile->item - quotient(tile->item, p->by_head_groups) * p->head_groups) * (ROWS >> p->log2_rows);
 }
 
+static __device__ __forceinline__ int key_head_of(const dhp_fwd_params *p, const query_tile *tile) {
+  return quotient(head_of(p, tile), p->by_heads_per_key_head);
+}
+
 /* Four numbers of its entry; the same in all lanes. */
 static __device__ __forceinline__ void words_of_tile(int *words, const dhp_fwd_params *p, const dhp_fwd_list *list,
                                                      const query_tile *tile, int part) {
-  load_four((uint32_t *)words, (const int32_t *)(list->tiles + quotient(tile->item, p->by_head_groups)) + part);
+  load_four((uint32_t *)words, (const int32_t *)(list->list->tiles + quotient(tile->item, p->by_head_groups)) + part);
 }
 
 /* Returns this CTA's nth query tile, with its keys of one segment: that of key tile `from`, or, if that is negative,
  * the last one that the query tile sees. CT: a function of the block index and of public parameters and lists. */
 static __device__ __forceinline__ query_tile nth_query_tile(const dhp_fwd_params *p, const dhp_fwd_list *list, int nth,
                                                             int from) {
-  const int cta = (int)blockIdx.x, ctas = (int)gridDim.x;
-  const int item = nth * ctas + (nth & 1 ? ctas - 1 - cta : cta), there = min(item, p->items - 1);
+  const int cta = (int)blockIdx.x, ctas = (int)gridDim.x, section = list->section;
+  const int count = load_word(&list->list->count), items = count * p->head_groups, of_section = max(count * section, 1);
+  const int is_one = section == p->head_groups;
+  const int item = nth * ctas + (is_one & nth & 1 ? ctas - 1 - cta : cta), there = max(min(item, items - 1), 0);
+  const int nth_section = (int)((uint32_t)there / (uint32_t)of_section), rest = there - nth_section * of_section;
+  const int follow = quotient(p->head_groups, list->by_section) - 1 - nth_section; /* sections after it */
+  const int place = follow & 1 ? of_section - 1 - rest : rest;
+  const int of_list = quotient(place, list->by_section);
   query_tile tile;
-  tile.item = there;
+  tile.item = of_list * p->head_groups + nth_section * section + place - of_list * section;
   int loads[4];
   words_of_tile(loads, p, list, &tile, DHP_TILE_OF_LOADS);
-  tile.last = item >= p->items ? -1 : from < 0 ? loads[2] : from;
+  tile.last = from < 0 ? loads[2] : from;
   const int first = max(loads[2] - loads[3] + 1, tile.last & list->segment_of);
-  tile.key_tiles = max(tile.last - first + 1, 0);
+  tile.key_tiles = item < items ? tile.last - first + 1 : 0;
   return tile;
 }
 

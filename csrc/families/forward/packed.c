@@ -21,7 +21,9 @@ extern const dhp_family dhp_family_forward;
 
 enum {
   LEAST_PAGE = 16,
-  ROW_BYTES = 128 /* of a box in shared memory */
+  ROW_BYTES = 128, /* of a box in shared memory */
+  FEW_ROUNDS = 5,
+  LEAST_ROUNDS = 2 /* of a section */
 };
 
 /* What kernels compute, by what a call asks for beside plain attention: the parts of family.py. */
@@ -151,6 +153,20 @@ static dhp_fwd_forms forms_of(const dhp_attention *packed) {
   };
 }
 
+/*
+ * Head groups of a section: those of one key head, or of as many as make two rounds; all, if there are few rounds. By
+ * calculation these numbers keep CTAs 96 to 100 % busy over mixed lengths.
+ */
+static int section_of(const dhp_attention *packed, const dhp_packed_plan *plan) {
+  const int64_t groups = packed->q.size[1] / plan->heads_per_tile, key_heads = packed->k.size[1];
+  if (plan->items <= FEW_ROUNDS * plan->grid) return (int)groups;
+  int64_t together = 1; /* key heads */
+  while (together < key_heads &&
+         (key_heads % together != 0 || plan->entries * (groups / key_heads) * together < LEAST_ROUNDS * plan->grid))
+    together++;
+  return (int)(groups / key_heads * together);
+}
+
 dhp_status dhp_packed_launch(const dhp_varlen *args, const dhp_packed_plan *plan, int device, void *stream,
                              dhp_error *error) {
   dhp_session session;
@@ -170,15 +186,15 @@ dhp_status dhp_packed_launch(const dhp_varlen *args, const dhp_packed_plan *plan
     scaled.scale = scale_of(packed);
     dhp_fwd_params params = dhp_forward_params(&scaled, plan->kernel->rows / plan->heads_per_tile);
     const dhp_parts parts =
-        dhp_parts_at((dhp_listed_tile *)args->workspace + plan->entries, plan->parts, plan->kernel->head_dim);
+        dhp_parts_at(((dhp_tile_list *)args->workspace)->tiles + plan->entries, plan->parts, plan->kernel->head_dim);
     params.part_out = parts.out;
     params.part_sums = parts.sums;
-    params.items = (int32_t)plan->items;
     params.head_groups = (int32_t)(packed->q.size[1] / plan->heads_per_tile);
     params.by_head_groups = dhp_divisor_of(params.head_groups);
     params.by_heads_per_key_head = dhp_divisor_of(params.heads_per_key_head);
+    const int section = section_of(packed, plan);
     dhp_fwd_list list = {
-        .tiles = args->workspace,
+        .list = args->workspace,
         .page_table = has_entries ? args->page_table : args->workspace,
         .pieces = tile_k / piece,
         .piece_keys = piece,
@@ -187,6 +203,8 @@ dhp_status dhp_packed_launch(const dhp_varlen *args, const dhp_packed_plan *plan
         .with_pages = is_paged ? -1 : 0,
         .row_in_page = is_paged ? (int32_t)page_keys - 1 : -1,
         .segment_of = plan->parts > 0 ? -plan->kernel->segment_tiles : 0, /* a power of two */
+        .section = section,
+        .by_section = dhp_divisor_of(section),
     };
     void *arguments[] = {&maps[0], &maps[1], &maps[2],
                          &params,  &list,    (void *)&forms}; /* the last of those with a FORM */

@@ -18,9 +18,8 @@ enum {
 };
 
 /*
- * One query tile of a list; behind the last come some without a key tile. Rows, and keys that are not in pages, are
- * counted in their tensor; tiles in a sequence. In three parts of 16 bytes, read one by one where they are needed:
- * registers are scarce.
+ * One query tile of a list. Rows, and keys that are not in pages, are counted in their tensor; tiles in a sequence. In
+ * three parts of 16 bytes, read one by one where they are needed: registers are scarce.
  */
 typedef struct dhp_listed_tile {
   /* for its loads */
@@ -37,10 +36,15 @@ typedef struct dhp_listed_tile {
   int32_t is_of_none; /* 1: its rows belong to no sequence */
 } dhp_listed_tile;
 
+typedef struct dhp_tile_list {
+  int32_t count, unused[3]; /* of query tiles; what follows is 16-byte aligned */
+  dhp_listed_tile tiles[1]; /* longest first: as many as there is room for */
+} dhp_tile_list;
+
 typedef struct dhp_tiles_params {
   /* As dhp_varlen has them, in device memory; NULL where it says so. */
   const int32_t *cu_seqlens_q, *cu_seqlens_k, *seqused_k, *leftpad_k, *page_table;
-  dhp_listed_tile *list;           /* 16-byte aligned */
+  dhp_tile_list *list;             /* 16-byte aligned */
   int32_t entries;                 /* that it has room for, no fewer than there are query tiles */
   int32_t sequences;               /* at most INT32_MAX - 1 */
   int32_t tokens_q, tokens_k;      /* rows of q; of k, if it has no pages */

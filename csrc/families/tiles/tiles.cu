@@ -165,7 +165,7 @@ dhp_attention_tiles(const __grid_constant__ dhp_tiles_params p) {
   }
   place = sum_of_lanes(place) + s.tiles - 1 - tile - longer_than(&p, &s, length);
 
-  const int exists = nth < count;
+  const int exists = (nth < count) & (nth < p.entries);
   const int is_bad = s.is_bad | pages_are_bad(&p, &s, b, lane);
   const int keys = choose(is_bad, 0, s.keys);
   const int first_query = tile * p.rows, last_query = min(first_query + p.rows, s.queries) - 1;
@@ -181,7 +181,7 @@ dhp_attention_tiles(const __grid_constant__ dhp_tiles_params p) {
       .keys = keys,
       .key_row = with_page ? choose(is_bad | (b >= p.sequences), 0, b * p.width) : s.key_row,
       .last_tile = end_tile - 1,
-      .key_tiles = choose(exists, end_tile - first_tile, 0),
+      .key_tiles = end_tile - first_tile,
       .row = s.row + first_query,
       .row_end = s.row + last_query + 1,
       .last_key = min(first_query + s.highest, DHP_TILES_FAR),
@@ -191,9 +191,11 @@ dhp_attention_tiles(const __grid_constant__ dhp_tiles_params p) {
       .is_bad = is_bad,
       .is_of_none = b >= p.sequences,
   };
-  dhp_listed_tile *const to = p.list + choose(exists, place, nth);
+  dhp_listed_tile *const to = p.list->tiles + choose(exists, place, 0);
 #pragma unroll
   for (int i = 0; i < DHP_TILE_WORDS; i += 4)
-    store_four((lane == 0) & (nth < p.entries), (int32_t *)to + i, (const uint32_t *)&entry + i);
+    store_four((lane == 0) & exists, (int32_t *)to + i, (const uint32_t *)&entry + i);
+  const dhp_tile_list header = {.count = min(count, p.entries)};
+  store_four((lane == 0) & (nth == 0), (int32_t *)p.list, (const uint32_t *)&header);
   end_together();
 }

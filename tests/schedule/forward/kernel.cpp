@@ -68,8 +68,8 @@ extern const forward::Shape forward::shape = {
 #include <vector>
 
 /* What the family tiles would have written. Rows see all keys: what is hidden is no matter of the schedule. */
-static std::vector<dhp_listed_tile> list_of_tiles() {
-  std::vector<dhp_listed_tile> list;
+static std::vector<int32_t> list_of_tiles() {
+  std::vector<int32_t> list = {forward::tile_count(), 0, 0, 0};
   for (int i = 0; i < forward::tile_count(); i++) {
     const forward::QueryTile at = forward::tile_at(i);
     dhp_listed_tile entry = {};
@@ -83,7 +83,8 @@ static std::vector<dhp_listed_tile> list_of_tiles() {
     entry.first_key = -DHP_TILES_FAR;
     entry.masked = at.masked;
     entry.plain_end = at.plain_end;
-    list.push_back(entry);
+    const int32_t *const words = &entry.keys;
+    list.insert(list.end(), words, words + DHP_TILE_WORDS);
   }
   return list;
 }
@@ -117,12 +118,13 @@ void model::run_warp() {
   p.part_out = forward::OUT_OF_PARTS;
   p.part_sums = forward::SUMS_OF_PARTS;
 #if LISTED
-  const std::vector<dhp_listed_tile> tiles = list_of_tiles();
-  p.items = (int32_t)tiles.size();
+  const std::vector<int32_t> tiles = list_of_tiles();
   p.head_groups = p.heads_per_key_head = 1;
   p.by_head_groups = p.by_heads_per_key_head = dhp_divisor_of(1);
   static const int32_t no_page = 0;
-  const dhp_fwd_list list = {tiles.data(), &no_page, 1, TILE_K, TILE_K * ROW_BYTES, 0, 0, -1, -SEGMENT_TILES};
+  const dhp_tile_list *const made = reinterpret_cast<const dhp_tile_list *>(tiles.data());
+  const dhp_fwd_list list = {made, &no_page,       1, TILE_K,           TILE_K * ROW_BYTES, 0, 0,
+                             -1,   -SEGMENT_TILES, 1, dhp_divisor_of(1)};
 #if FORM
   static float sinks[forward::HEADS]; /* none: the model's sums have no such term */
   std::fill_n(sinks, forward::HEADS, -INFINITY);
