@@ -157,7 +157,7 @@ def record(name: str, run: Run, arguments: Sequence[Any]) -> Any:
 def _refuse_undifferentiable(name: str, arguments: Sequence[Any], options: Mapping[str, Any]) -> None:
     if not torch.is_grad_enabled() or not torch._C._any_requires_grad(*arguments):
         return  # forward mode, which is refused where there are dual numbers
-    window = options["window_left"], options["window_right"]
+    window = tuple(options.get(f"window_{side}", -1) for side in ("left", "right"))
     if name != VARLEN and arguments[0].is_cuda and window != (-1, -1):
         supported = "none, (-1, -1), but under torch.no_grad(), or of tensors without grad"
         refuse(name, f"window: {window}, of which a gradient is recorded; supported on CUDA: {supported}")

@@ -32,7 +32,7 @@ SERVED_BY = {
     "decode": ("forward out", "decode", "fold"),
     "varlen": _PACKED,
     "paged": _PACKED,
-    "forms": (*_PACKED, "forward packed out sinks", "forward packed out softcap", "forward out"),
+    "forms": (*_PACKED, "forward packed out sinks", "forward packed out softcap", "forward out", "forward window out"),
 }
 # What benchmarks/context_parallel.py times, and in which dtype.
 _OVER_RANKS = {("forward", "bfloat16"), ("backward", "bfloat16")}

@@ -200,7 +200,10 @@ WINDOWED = replace(
             "a_tile_before_the_window",
             (("top + 1 - bottom_tile(tile.row, top, lowest)", "top + 2 - bottom_tile(tile.row, top, lowest)"),),
         ),
-        Mutation("up_to_the_first_key", (("top + 1 - bottom_tile(tile.row, top, lowest)", "top + 1"),)),
+        Mutation(
+            "up_to_the_first_key",
+            (("top + 1 - bottom_tile(tile.row,", "top + 1 - 0 * bottom_tile(tile.row,"),),
+        ),
         Mutation("plain_steps_past_the_end", (("min(PLAIN_STEPS_END(), now.key_tiles)", "now.key_tiles + 1"),)),
     ),
 )

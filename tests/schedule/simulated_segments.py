@@ -83,7 +83,7 @@ OF_SEGMENTS = (
 OF_LONGER_SEGMENTS = (
     Mutation(
         "own_pairs_as_if_it_were_the_first_segment",
-        (("(now->last - (u - l->loads_v))", "(now->key_tiles - 1 - (u - l->loads_v))"),),
+        (("index, (now->last - (u - l->loads_v))", "index, (now->key_tiles - 1 - (u - l->loads_v))"),),
     ),
 )
 
