@@ -152,8 +152,8 @@ def attention(
             with is_causal or a window.
         window: (left, right), in keys; query i sees key j only if i + causal_offset - left <= j <= i + causal_offset +
             right, and under is_causal none behind i + causal_offset. -1: no bound on that side. On CUDA where no
-            gradient is recorded; if it is wider than a segment (4096 keys at head_dim 128: docs/kernel.md), and there
-            are more keys, the batch goes as packed sequences, copied unless stored [B, S, H, D].
+            gradient is recorded; with a left side, wider than a segment (4096 keys at head_dim 128: docs/kernel.md) and
+            over more keys, the batch goes as packed sequences, copied unless stored [B, S, H, D].
         softcap: each scaled score becomes softcap · tanh(score / softcap), as in Gemma 2. None, or 0: it stays. On CUDA
             where no gradient is recorded, as packed sequences.
         sinks: [Hq], float32 (float64 for float64 inputs); exp(sinks[h]) is one more term of the sum of each row of

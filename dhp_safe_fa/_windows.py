@@ -56,7 +56,8 @@ def _is_served(q: Tensor, k: Tensor, is_causal: bool, window: tuple[int, int]) -
     keys of several segments (dhp_window_is_within in csrc/mask.h)."""
     left, right = window[0], 0 if is_causal else window[1]
     most = next((keys for head_dim, keys in _SEGMENTS if q.shape[3] <= head_dim), 0)
-    return left == -1 or k.shape[2] <= most or (right != -1 and left + 1 + right <= most)
+    # the sides first: of a length torch.compile would keep what it was compared with
+    return left == -1 or (right != -1 and left + 1 + right <= most) or k.shape[2] <= most
 
 
 def are_packed(

@@ -228,7 +228,7 @@ def test_wide_windows_are_packed_and_others_planned(head_dim: int, segment: int)
                 plan = _inspect.plan(shape, shape, "float16", is_causal, 0, left, right)
                 assert plan["kernel"].endswith("_window") == (0 <= left < keys - 1), options
             elif left < keys - 1:  # else it hides nothing, and is served all the same
-                with pytest.raises(ValueError, match=rf"window: \({left}, {right}\) over {keys} keys; supported"):
+                with pytest.raises(ValueError, match=rf"window: \({left}, {right}\), with {keys} keys seen; supported"):
                     _inspect.plan(shape, shape, "float16", is_causal, 0, left, right)
 
 
@@ -291,6 +291,19 @@ def test_rows_of_calls_and_of_packed_sequences_on_cuda(rng: torch.Generator, hea
     for is_causal, offset, window in itertools.product((False, True), (0, 200, -50), ((70, 0), (300, 40), (0, 0))):
         got = attend(q, k, v, is_causal=is_causal, causal_offset=offset, window=window)
         want = _windows.attend(q, k, v, is_causal, None, offset, window)
+        assert all(same_bits(g, w) for g, w in zip(got, want, strict=True))
+
+
+@needs_hopper
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+def test_few_queries_before_the_end_of_their_windows_on_cuda(rng: torch.Generator, head_dim: int) -> None:
+    """Which clusters serve: of a window that hides no key on the left only the right side counts."""
+    for queries, offset, window in ((2, 3000, (-1, 0)), (8, 2000, (-1, 5)), (16, 2500, (4000, 30)), (1, 2047, (-1, 0))):
+        q, k, v = qkv(rng, Target("cuda", torch.bfloat16), 1, 8, 1, queries, 4096, head_dim)
+        plan = _inspect.plan(tuple(q.shape), tuple(k.shape), "bfloat16", False, offset, *window)
+        assert plan["kernel"].startswith("dec_")
+        got = attend(q, k, v, causal_offset=offset, window=window)
+        want = attend(q, k, v, is_causal=True, causal_offset=offset + window[1])
         assert all(same_bits(g, w) for g, w in zip(got, want, strict=True))
 
 

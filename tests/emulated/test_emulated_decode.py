@@ -39,11 +39,13 @@ class Call(NamedTuple):
     largest: float = 1.0
     has_nan: bool = False
     gap: int = 0
+    right: int = -1  # the window's right side
 
 
 CALLS = [
     Call(1, 8, 1, 1, 1500),
     Call(1, 3, 1, 5, 700, 128, True, 695),
+    Call(1, 2, 1, 5, 600, 128, causal_offset=500, right=9),
     Call(2, 2, 1, 4, 130, 80, True, 100, largest=30.0, gap=8),
     Call(1, 1, 1, 16, 900, 128, True, -3, has_nan=True),
     Call(1, 4, 1, 1, 4096),
@@ -53,7 +55,7 @@ CALLS = [
     Call(1, 2, 1, 11, 1, 128, True, -4),
     Call(1, 2, 2, 2, 4096, 96, True, 4000),
 ]
-FEW = CALLS[:5]
+FEW = CALLS[:6]
 
 
 def inputs(call: Call, kernel: families.Kernel, seed: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -83,7 +85,7 @@ def attend(emulator: Emulator, call: Call, tensors: tuple[Tensor, Tensor, Tensor
     b, h, s, d = q.shape
     around = torch.full((b, h, s + 2, d + call.gap), 7.0, dtype=torch.bfloat16)
     out = around[:, :, 1 : s + 1, :d]
-    lse = emulator.attention(q, k, v, out, call.is_causal, call.causal_offset)
+    lse = emulator.attention(q, k, v, out, call.is_causal, call.causal_offset, window=(-1, call.right))
     result = out.clone()
     out.fill_(7)
     assert (around == 7).all(), "something beside the rows of out was written"

@@ -38,7 +38,7 @@ static dhp_decode_params params_of(const dhp_attention *args, const dhp_mask *ma
       .seqlen_q = (int32_t)q[2],
       .seqlen_k = (int32_t)dhp_mask_keys_seen(mask),
       .head_dim = (int32_t)q[3],
-      .is_causal = args->is_causal != 0,
+      .is_causal = mask->highest < mask->keys, /* or a window's right side, where it hides anything */
       .causal_offset = (int32_t)mask->highest,
       .part_out = parts.out,
       .part_sums = parts.sums,

@@ -78,7 +78,7 @@ static __device__ __forceinline__ void load_part(int go, const loader *l, uint32
 /*
  * If go: asks for this warp's part of pair u of this query tile, or of the next one if its key tile, counted from the
  * last visible one, is past the end. A tile beyond both is not asked for: load_skipped does that later. After the CTA's
- * final query tile there is no k: a tile that nobody looks at, of zeros from before the first key, completes the pair.
+ * final query tile there is no k: a tile that nobody looks at, the last one of the list, completes the pair.
  */
 static __device__ __forceinline__ void load_pair(int go, const loader *l, uint32_t pairs_full, int index, int u,
                                                  const query_tile *now, const query_tile *next) {

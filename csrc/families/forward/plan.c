@@ -190,7 +190,7 @@ static dhp_status check_chains(const dhp_attention *args, const dhp_mask *mask, 
     return DHP_OK;
   return dhp_fail(
       error, DHP_UNSUPPORTED,
-      "window: (%lld, %lld) over %lld keys; supported on CUDA: up to %lld keys, or left + 1 + right no more "
+      "window: (%lld, %lld), with %lld keys seen; supported on CUDA: up to %lld keys, or left + 1 + right no more "
       "than that, " DHP_BY_PACKED,
       (long long)args->window_left, (long long)args->window_right, (long long)dhp_mask_keys_seen(mask),
       (long long)most);
@@ -210,9 +210,9 @@ dhp_status dhp_plan_attention(const dhp_attention *args, dhp_plan *plan, dhp_err
   if (!fitting)
     return dhp_fail(error, DHP_UNSUPPORTED, "q: head_dim %lld; no forward kernel of this build serves it",
                     (long long)q[3]);
+  if (q[0] == 0 || q[1] == 0 || q[2] == 0) return DHP_OK;
   status = check_chains(args, &mask, fitting, error);
   if (status != DHP_OK) return status;
-  if (q[0] == 0 || q[1] == 0 || q[2] == 0) return DHP_OK;
 
   status = dhp_check_cuda_heads(args, error);
   if (status != DHP_OK) return status;
