@@ -124,12 +124,16 @@ def chosen(request: pytest.FixtureRequest, emulators: Emulators) -> tuple[famili
     return request.param, emulators(request.param)
 
 
-def test_every_shape_is_what_float64_says(chosen: tuple[families.Kernel, Emulator], session_seed: int) -> None:
-    print(f"to repeat these calls: pytest --seed {session_seed}")
-    kernel, emulator = chosen
-    for nth, call in enumerate(calls_for(kernel, Random(session_seed))):
+def compute_all(emulator: Emulator, calls: list[Call], seed: int) -> None:
+    print(f"to repeat these calls: pytest --seed {seed}")
+    for nth, call in enumerate(calls):
         print(call)
-        compute(emulator, call, session_seed + nth)
+        compute(emulator, call, seed + nth)
+
+
+def test_every_shape_is_what_float64_says(chosen: tuple[families.Kernel, Emulator], session_seed: int) -> None:
+    kernel, emulator = chosen
+    compute_all(emulator, calls_for(kernel, Random(session_seed)), session_seed)
 
 
 def test_a_row_keeps_its_bits_in_other_company(chosen: tuple[families.Kernel, Emulator], session_seed: int) -> None:

@@ -13,7 +13,7 @@ import torch
 from compiling import Substitution, families, needs_c, needs_compiler
 from emulated import LISTED, WINDOWED, Emulator, Violation, build
 from harness import same_bits
-from test_emulated_forward import Call, compute, inputs
+from test_emulated_forward import Call, compute_all, inputs
 
 pytestmark = [needs_compiler, needs_c]
 
@@ -51,11 +51,8 @@ def calls_for(kernel: families.Kernel, random: Random) -> list[Call]:
 
 
 def test_every_shape_is_what_float64_says(chosen: tuple[families.Kernel, Emulator], session_seed: int) -> None:
-    print(f"to repeat these calls: pytest --seed {session_seed}")
     kernel, emulator = chosen
-    for nth, call in enumerate(calls_for(kernel, Random(session_seed))):
-        print(call)
-        compute(emulator, call, session_seed + nth)
+    compute_all(emulator, calls_for(kernel, Random(session_seed)), session_seed)
 
 
 def test_a_row_keeps_its_bits_in_other_company(
@@ -119,6 +116,5 @@ def test_a_mistake_is_found(tmp_path: Path, host: list[Path], emulators: Emulato
     few = next(one for one in WINDOWED if (one.head_dim, one.rows) == (64, 32))
     emulator = build(tmp_path, few, host, (mistake,))
     with pytest.raises((AssertionError, Violation)):
-        for nth, call in enumerate(calls_for(few, Random(0))):
-            compute(emulator, call, nth)
+        compute_all(emulator, calls_for(few, Random(0)), 0)
         test_a_row_keeps_its_bits_in_other_company((few, emulator), emulators, 0)

@@ -38,8 +38,8 @@ static dhp_decode_params params_of(const dhp_attention *args, const dhp_mask *ma
       .seqlen_q = (int32_t)q[2],
       .seqlen_k = (int32_t)dhp_mask_keys_seen(mask),
       .head_dim = (int32_t)q[3],
-      .is_causal = mask->highest < mask->keys, /* or a window's right side, where it hides anything */
-      .causal_offset = (int32_t)mask->highest,
+      .ends_early = mask->highest < mask->keys, /* because of a causal mask, or of a window's right side */
+      .highest = (int32_t)mask->highest,
       .part_out = parts.out,
       .part_sums = parts.sums,
       .splits = plan->splits,

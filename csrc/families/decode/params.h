@@ -29,11 +29,11 @@ typedef struct dhp_decode_params {
   float *lse;                         /* [batch, heads, seqlen_q] or null */
   int32_t heads;
   int32_t seqlen_q, seqlen_k, head_dim;
-  int32_t is_causal, causal_offset; /* offset in [-seqlen_q, seqlen_k] */
-  float *part_out, *part_sums;      /* as in ../fold/params.h, of eight rows a place; if splits > 1, in place of out */
-  int32_t splits;                   /* key segments that are units of their own; 1: none */
-  int32_t log2_rows, head_groups;   /* head_groups: of one batch, splits times each */
-  int32_t q_tiles;                  /* of one head group */
+  int32_t ends_early, highest;    /* 1: query i sees keys up to i + highest, which is in [-seqlen_q, keys]; 0: all */
+  float *part_out, *part_sums;    /* as in ../fold/params.h, of eight rows a place; if splits > 1, in place of out */
+  int32_t splits;                 /* key segments that are units of their own; 1: none */
+  int32_t log2_rows, head_groups; /* head_groups: of one batch, splits times each */
+  int32_t q_tiles;                /* of one head group */
   dhp_divisor by_q_tiles, by_head_groups, by_splits, by_heads_per_key_head;
   DHP_SOFTMAX_PARAMS
   uint32_t zero; /* 0, which the compiler must not know: see mbarrier_wait in ptx.cuh */
