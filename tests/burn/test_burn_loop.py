@@ -349,7 +349,7 @@ def test_ncu_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 # Stores to an address that a score decides.
 LEAK = "  if (p->lse) p->lse[(unsigned)(int)s[0] & 127u] = 0.f;\n"
-BEFORE = "  if (masked) { /* a compile-time constant at every call */\n"
+BEFORE = "  if (masked == COMPARED) {\n"
 
 
 @pytest.mark.long
@@ -376,17 +376,9 @@ def test_a_planted_leak_is_rejected_before_it_is_timed(tmp_path: Path) -> None:
     clean = kernel.read_text()
     assert clean.count(BEFORE) == 1
     kernel.write_text(clean.replace(BEFORE, LEAK + BEFORE))
-    for name, every, kept in (  # one kernel is enough, and quick to build
-        (
-            "forward",
-            "kernels=(*kernels(False), *(kernel for form in range(len(FORMS))",
-            "kernels=(*kernels(False)[:1], *(kernel for form in ()",
-        ),
-        ("decode", 'for dtype in ("float16", "bfloat16") for shape in SHAPES', "for dtype in () for shape in SHAPES"),
-    ):
-        family = copy / "csrc" / "families" / name / "family.py"
-        assert family.read_text().count(every) == 1
-        family.write_text(family.read_text().replace(every, kept))
+    for name, kept in (("forward", 1), ("decode", 0)):  # one kernel is enough, and quick to build
+        with (copy / "csrc" / "families" / name / "family.py").open("a") as family:
+            family.write(f"import dataclasses\nFAMILY = dataclasses.replace(FAMILY, kernels=FAMILY.kernels[:{kept}])\n")
 
     log = tmp_path / "log.jsonl"  # without a previous best, which would have to be built again
     result = subprocess.run(
