@@ -13,10 +13,16 @@ static dhp_tensor contiguous(int64_t batch, int64_t heads, int64_t length, int64
 }
 
 int main(void) {
-  long long b, hq, hk, sq, sk, d, causal, offset;
-  while (scanf("%lld %lld %lld %lld %lld %lld %lld %lld", &b, &hq, &hk, &sq, &sk, &d, &causal, &offset) == 8) {
-    dhp_attention args = {
-        .q = contiguous(b, hq, sq, d), .scale = 1., .is_causal = (int)causal, .causal_offset = offset};
+  long long b, hq, hk, sq, sk, d, causal, offset, left, right;
+  while (scanf("%lld %lld %lld %lld %lld %lld %lld %lld %lld %lld", &b, &hq, &hk, &sq, &sk, &d, &causal, &offset, &left,
+               &right) == 10) {
+    dhp_attention args = {.q = contiguous(b, hq, sq, d),
+                          .scale = 1.,
+                          .is_causal = (int)causal,
+                          .causal_offset = offset,
+                          .is_windowed = left >= 0 || right >= 0,
+                          .window_left = left,
+                          .window_right = right};
     args.out = args.q;
     args.k = args.v = contiguous(b, hk, sk, d);
     dhp_plan plan;
@@ -30,7 +36,8 @@ int main(void) {
     double whole = INFINITY, split = INFINITY;
     for (int i = 0; i < dhp_family_forward.count; i++) {
       const dhp_kernel_info *const kernel = &dhp_family_forward.kernels[i];
-      if (kernel->dtype != args.q.dtype || kernel->head_dim != head_dim || strcmp(kernel->part, "out") != 0) continue;
+      if (kernel->dtype != args.q.dtype || kernel->head_dim != head_dim || strcmp(kernel->part, plan.kernel->part) != 0)
+        continue;
       const work w = work_of(&args, &mask, kernel);
       if (kernel->is_short && w.segments > 1) continue;
       whole = fmin(whole, cost_of(&w, kernel));
