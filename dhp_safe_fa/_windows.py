@@ -12,14 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from dhp_safe_fa import _inspect
-
-# head_dim up to which kernels of calls serve a window, and the keys of a segment there.
-_SEGMENTS = sorted({
-    (int(kernel["head_dim"]), int(kernel["tile_k"]) * int(kernel["segment_tiles"]))
-    for kernel in _inspect.kernels()
-    if kernel["part"] == "window out"
-})  # fmt: skip
+from dhp_safe_fa._segments import segment_of
 
 
 class Band(NamedTuple):
@@ -55,7 +48,8 @@ def _is_served(q: Tensor, k: Tensor, is_causal: bool, window: tuple[int, int]) -
     """Whether there are kernels of calls for the window: for all that hide no key on the left, and else if nobody sees
     keys of several segments (dhp_window_is_within in csrc/mask.h)."""
     left, right = window[0], 0 if is_causal else window[1]
-    most = next((keys for head_dim, keys in _SEGMENTS if q.shape[3] <= head_dim), 0)
+    segment = segment_of(q.shape[3])
+    most = segment.keys if segment else 0
     # the sides first: of a length torch.compile would keep what it was compared with
     return left == -1 or (right != -1 and left + 1 + right <= most) or k.shape[2] <= most
 

@@ -46,7 +46,7 @@ POLICY = next(filter(Path.exists, _POLICIES), _POLICIES[0])
 # does not make the verdicts of the others old.
 _JUDGE_NOTHING = ("registry.py", "provenance.py")
 # Between a caller and the operator.
-_FRONT = ("__init__.py", "_ops.py", "_widths.py", "_windows.py", "_operator/*.py")
+_FRONT = ("__init__.py", "_ops.py", "_segments.py", "_widths.py", "_windows.py", "_operator/*.py")
 # The folder of csrc without a say in what a GPU is given.
 _CPU = ("csrc", "cpu")
 _LAUNCH_ENDINGS = (".c", ".h", ".cpp")

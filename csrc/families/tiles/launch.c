@@ -3,6 +3,7 @@
 
 #include "../../hopper/chip.h"
 #include "../../kernels/kernel_table.h"
+#include "../../mask.h"
 #include "params.h"
 
 /* Its one kernel. */
@@ -15,13 +16,10 @@ int64_t dhp_tiles_entries(const dhp_varlen *args, int64_t rows) {
 
 static int32_t at_most(int64_t x, int32_t most) { return x < most ? (int32_t)x : most; }
 
-/* Keys on one side of a query's diagonal that it sees; -1: no bound. */
-static int32_t side(int64_t window) { return window < 0 ? DHP_TILES_FAR : at_most(window, DHP_TILES_FAR); }
-
 static void set_window(const dhp_attention *packed, dhp_tiles_params *params) {
-  params->left = packed->is_windowed ? side(packed->window_left) : DHP_TILES_FAR;
-  params->right = packed->is_windowed ? side(packed->window_right) : DHP_TILES_FAR;
-  if (packed->is_causal) params->right = 0;
+  const dhp_mask mask = dhp_mask_along(packed, DHP_TILES_FAR, DHP_TILES_FAR, 0);
+  params->left = (int32_t)-mask.lowest;
+  params->right = (int32_t)mask.highest;
   params->most_tiles = DHP_TILES_FAR;
   if (params->left == DHP_TILES_FAR || params->right == DHP_TILES_FAR) return;
   const int64_t seen = (int64_t)params->rows + params->left + params->right;

@@ -19,8 +19,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.masking_utils import causal_mask_function
 
-from dhp_safe_fa import _inspect
 from dhp_safe_fa._ops import attention_varlen
+from dhp_safe_fa._segments import segment_of
 from dhp_safe_fa.integrations.transformers.attention import operator_options
 from dhp_safe_fa.integrations.transformers.masks import NAME, MaskFunction, Pattern, pattern_of, refuse, refuse_window
 
@@ -134,11 +134,10 @@ def _places_of(q: Tensor, window: int) -> Places:
     window of so many keys that is no wider than a segment a row is one chain, which segments do not cut."""
     if not q.is_cuda:
         return CPU_PLACES
-    packed = [kernel for kernel in _inspect.kernels() if kernel["part"] == "packed out"]
-    fitting = min((k for k in packed if k["head_dim"] >= q.shape[-1]), key=lambda kernel: int(kernel["head_dim"]))
-    tile_k = int(fitting["tile_k"])
-    segment = tile_k * int(fitting["segment_tiles"])
-    return Places(tile_k, tile_k if window <= segment else segment)
+    segment = segment_of(q.shape[-1])
+    if segment is None:
+        refuse(f"head_dim {q.shape[-1]} on CUDA; supported: what attention_varlen takes")
+    return Places(segment.tile_k, segment.tile_k if window <= segment.keys else segment.keys)
 
 
 def _whole_groups(
