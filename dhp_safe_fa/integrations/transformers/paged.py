@@ -19,6 +19,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.masking_utils import causal_mask_function
 
+from dhp_safe_fa._operator.schema import CUDA_MAX_HEAD_DIM
 from dhp_safe_fa._ops import attention_varlen
 from dhp_safe_fa._segments import segment_of
 from dhp_safe_fa.integrations.transformers.attention import operator_options
@@ -136,7 +137,7 @@ def _places_of(q: Tensor, window: int) -> Places:
         return CPU_PLACES
     segment = segment_of(q.shape[-1])
     if segment is None:
-        refuse(f"head_dim {q.shape[-1]} on CUDA; supported: what attention_varlen takes")
+        refuse(f"head_dim {q.shape[-1]}; supported on CUDA: multiples of 8 up to {CUDA_MAX_HEAD_DIM}")
     return Places(segment.tile_k, segment.tile_k if window <= segment.keys else segment.keys)
 
 
