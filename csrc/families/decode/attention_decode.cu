@@ -72,7 +72,7 @@ dhp_attention_decode(const __grid_constant__ CUtensorMap k_map, const __grid_con
   cluster_arrive(); /* this CTA has begun: its shared memory can be written to */
 
   const int of_unit = lane / 4, head = of_unit >> p.log2_rows, row = u.row + (of_unit & ((1 << p.log2_rows) - 1));
-  const int last_key = p.ends_early ? min(row + p.highest, p.seqlen_k - 1) : p.seqlen_k - 1;
+  const int last_key = min(row + p.highest, p.seqlen_k - 1);
 
   /* 1. Scores, and the highest of each tile. */
   float s[TILES_PER_WARP][SCORES];

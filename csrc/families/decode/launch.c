@@ -38,7 +38,6 @@ static dhp_decode_params params_of(const dhp_attention *args, const dhp_mask *ma
       .seqlen_q = (int32_t)q[2],
       .seqlen_k = (int32_t)dhp_mask_keys_seen(mask),
       .head_dim = (int32_t)q[3],
-      .ends_early = mask->highest < mask->keys, /* because of a causal mask, or of a window's right side */
       .highest = (int32_t)mask->highest,
       .part_out = parts.out,
       .part_sums = parts.sums,

@@ -29,7 +29,7 @@ typedef struct dhp_decode_params {
   float *lse;                         /* [batch, heads, seqlen_q] or null */
   int32_t heads;
   int32_t seqlen_q, seqlen_k, head_dim;
-  int32_t ends_early, highest;    /* 1: query i sees keys up to i + highest, which is in [-seqlen_q, keys]; 0: all */
+  int32_t highest;                /* query i sees keys up to i + highest, which is in [-seqlen_q, keys] */
   float *part_out, *part_sums;    /* as in ../fold/params.h, of eight rows a place; if splits > 1, in place of out */
   int32_t splits;                 /* key segments that are units of their own; 1: none */
   int32_t log2_rows, head_groups; /* head_groups: of one batch, splits times each */

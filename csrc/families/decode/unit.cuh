@@ -33,7 +33,7 @@ static __device__ __forceinline__ unit unit_of(const dhp_decode_params *p) {
   u.head = head_group * (ROWS >> p->log2_rows);
   u.key_head = quotient(u.head, p->by_heads_per_key_head);
   const int rows = 1 << p->log2_rows;
-  const int seen_by_last = p->ends_early ? min(p->seqlen_k, u.row + rows + p->highest) : p->seqlen_k;
+  const int seen_by_last = min(p->seqlen_k, u.row + rows + p->highest);
   const int begin = (in_batch - head_group * p->splits) * SEGMENT_TILES, seen = (seen_by_last + TILE_K - 1) / TILE_K;
   /* a unit that sees no key of its segment still visits a tile: of zeros, where there are no keys */
   u.first_tile = begin + (begin > 0 && seen <= begin ? DHP_NOT_SEEN_TILES : 0);
