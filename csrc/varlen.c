@@ -105,8 +105,7 @@ dhp_status dhp_varlen_cpu(const dhp_varlen *args, const dhp_executor *executor, 
 
 /* The list of query tiles, and parts of rows. */
 static size_t workspace_bytes(const dhp_packed_plan *plan) {
-  return offsetof(dhp_tile_list, tiles) + (size_t)plan->entries * sizeof(dhp_listed_tile) +
-         dhp_parts_bytes(plan->parts, plan->kernel->head_dim);
+  return (size_t)plan->entries * sizeof(dhp_listed_tile) + dhp_parts_bytes(plan->parts, plan->kernel->head_dim);
 }
 
 dhp_status dhp_varlen_cuda(const dhp_varlen *args, int device, void *stream, dhp_error *error) {

@@ -1,4 +1,4 @@
-/* divisor.h - what the device needs to divide by a number that the host knows: see quotient in divisor.cuh. */
+/* divisor.h - what the device needs to divide by a number that is known before: see quotient in divisor.cuh. */
 #ifndef DHP_DIVISOR_H
 #define DHP_DIVISOR_H
 

@@ -331,14 +331,6 @@ DHP_PTX void store_matrices_transposed(uint32_t to, const uint32_t *x) {
 /* ---- loads (9.7.9.8) of public numbers ----------------------------------------------------------------------------
  */
 
-/* 16 bytes. */
-DHP_PTX void load_four(uint32_t *x, const void *from) {
-  asm volatile("ld.global.v4.b32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
-               : "l"(from)
-               : "memory");
-}
-
 DHP_PTX int load_word(const int32_t *from) {
   int x;
   asm volatile("ld.global.b32 %0, [%1];" : "=r"(x) : "l"(from) : "memory");

@@ -271,10 +271,11 @@ def test_nothing_to_attend_to(small: Emulator) -> None:
 
 
 MISTAKES: dict[str, Substitution] = {
-    "rest_of_v_not_cleared": ("clear_shared_four(piece", "clear_shared_four(0 && piece"),
+    "rest_of_v_not_cleared": ("clear_shared_four(first", "clear_shared_four(0 && first"),
     "window_one_key_short": ("column >= first[r]", "column > first[r]"),
     "hidden_tile_rescales": ("SEES_NONE_OF(r, step) ? 1.f", "SEES_NONE_OF(r, step) ? stats.rescale[r]"),
     "page_of_the_first_piece": ("of_lane.batch, piece)", "of_lane.batch, 0)"),
+    "words_of_the_next_lane": ("offsetof(dhp_listed_tile, member) / 4)", "offsetof(dhp_listed_tile, member) / 4 + 1)"),
     "two_tiles_in_one_place": ("choose(other < b, as_long, 0)", "choose(other < 0, as_long, 0)"),
     "bad_pages_followed": ("bad |= (page < 0) | (page >= p->pages);", "bad |= page < 0;"),
     "last_rows_of_the_next_sequence": (".row_end = s.row + last_query + 1", ".row_end = s.row + last_query + 2"),

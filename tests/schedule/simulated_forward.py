@@ -208,26 +208,36 @@ WINDOWED = replace(
     ),
 )
 
-# The same with query tiles in a list: it is read as the kernel reads it.
+# A warp is one thread here, which has no lanes to keep the words of an entry: listed_words.h.
+WORDS_OF_WARPS = (
+    (
+        "const int lane = (int)threadIdx.x % 32; "
+        "const int word = load_word((const int32_t *)(list->list + tile) + min(lane, DHP_TILE_WORDS - 1)); "
+        "return lane < LANE_OF_HEAD_GROUP ? word : head_group;",
+        "(void)list; return word_of_warp(tile, head_group);",
+    ),
+    ("return __shfl_sync(FULL_MASK, word, lane);", "return looked_up(word, lane);"),
+)
+
+# The same with query tiles in a list.
 LISTED = Simulated(
     name="forward",
-    scheduled=(),
+    scheduled=WORDS_OF_WARPS,
     tiles_and_steps=FORWARD.tiles_and_steps,
     model=FORWARD_MODEL,
     part="packed out",
     mutations=(
         Mutation(
             "a_tile_too_far",
-            (("(tile->of.last - tile->step) * TILE_K +", "(tile->of.last - tile->step - 1) * TILE_K +"),),
+            (("now->key_row) - (visit - before) * TILE_K;", "now->key_row) - (visit - before + 1) * TILE_K;"),),
         ),
         Mutation(
             "keys_of_another_sequence",
-            (
-                (
-                    "place.row = (key & list->row_in_page) + (key_row",
-                    "place.row = (key & list->row_in_page) + 1 + (key_row",
-                ),
-            ),
+            (("OF_ENTRY(&tile, key_row) + tile.last", "OF_ENTRY(&tile, key_row) + 1 + tile.last"),),
+        ),
+        Mutation(
+            "cleared_by_some",
+            (("if (keys_here < TILE_K) {", "if (keys_here < TILE_K - (warp & 1) * TILE_K) {"),),
         ),
         Mutation(
             "a_warp_goes_on_uncleared",
@@ -247,6 +257,6 @@ LISTED = Simulated(
 
 # And with soft caps and sinks. The model knows no caps, which are arithmetic between a product and its use.
 FORMS = tuple(
-    replace(LISTED, part=f"{LISTED.part} {form}", mutations=(), scheduled=left_out)
+    replace(LISTED, part=f"{LISTED.part} {form}", mutations=(), scheduled=(*WORDS_OF_WARPS, *left_out))
     for form, left_out in (("sinks", ()), ("softcap", (("cap_scores(s, &forms);", "(void)0;"),)))
 )

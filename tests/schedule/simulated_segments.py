@@ -98,10 +98,16 @@ OF_LISTED_SEGMENTS = (
     ),
     Mutation(
         "begins_before_the_window",
-        (("max(loads[2] - loads[3] + 1, tile.last &", "max(0, tile.last &"),),
+        (("max(last - OF_ENTRY(&tile, key_tiles) + 1, tile.last &", "max(0, tile.last &"),),
     ),
-    Mutation("a_segment_before_the_window", (("return next > loads[2] - loads[3] ? next : -1;", "return next;"),)),
-    Mutation("never_resumed_in_a_list", (("return tile->last < loads[2];", "return 0;"),)),
+    Mutation(
+        "a_segment_before_the_window",
+        (("return next > OF_ENTRY(tile, last_tile) - OF_ENTRY(tile, key_tiles) ? next : -1;", "return next;"),),
+    ),
+    Mutation(
+        "never_resumed_in_a_list",
+        (("{ return steps_before(tile) > 0; }", "{ return 0 * steps_before(tile); }"),),
+    ),
 )
 
 IN_SEGMENTS = (

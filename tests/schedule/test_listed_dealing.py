@@ -8,8 +8,8 @@ from random import Random
 from typing import NamedTuple
 
 import pytest
-from compiling import COMPILER, Substitution, needs_compiler, run
-from simulated import VIOLATION, compile_kernel
+from compiling import COMPILER, CSRC, SHARED_STUBS, Substitution, copy_sources, needs_compiler, run
+from simulated import SCHEDULE, VIOLATION, compile_kernel, compile_object
 from simulated_forward import LISTED
 
 pytestmark = needs_compiler
@@ -52,7 +52,7 @@ BUSY = [
 
 def deal(folder: Path, calls: list[Call], changes: tuple[Substitution, ...] = ()) -> list[float]:
     """How busy CTAs are in each call; AssertionError if a tile is left out, or computed twice."""
-    compiled = compile_kernel(LISTED, LISTED.kernels[-1], "listed_dealing.cpp", folder, changes)
+    compiled = compile_kernel(LISTED, LISTED.kernels[-1], "listed_dealing.cpp", folder, (*LISTED.scheduled, *changes))
     program = folder / "deal"
     linked = run(*COMPILER, compiled, "-Wl,--gc-sections", "-o", program)
     assert linked.returncode == 0, linked.stderr
@@ -77,11 +77,25 @@ def test_every_tile_is_computed_once(tmp_path: Path, session_seed: int) -> None:
     assert all(got >= least for got, (_, least) in zip(busy, BUSY, strict=False)), busy[: len(BUSY)]
 
 
+@pytest.mark.parametrize("wrong", [(), (("i < 2;", "i < 0;"),), (("(uint32_t)(result + 1)", "(uint32_t)result"),)])
+def test_the_device_divides_by_the_numbers_of_the_host(
+    tmp_path: Path, session_seed: int, wrong: tuple[Substitution, ...]
+) -> None:
+    """By the count of a list, which the host does not know: forward/divisors.cpp."""
+    copy = copy_sources([CSRC / "families" / "tiles" / "tiles.cu"], tmp_path, wrong, SCHEDULE / "stubs" / "ptx.cuh")
+    hopper, program = copy.parents[1] / "hopper", tmp_path / "divisors"
+    source = SCHEDULE / "forward" / "divisors.cpp"
+    compiled = compile_object(source, tmp_path / "divisors.o", "-O2", f"-I{hopper}", f"-I{SHARED_STUBS}")
+    assert run(*COMPILER, compiled, "-o", program).returncode == 0
+    result = run(program, str(session_seed))
+    assert result.returncode == (VIOLATION if wrong else 0), result.stdout
+
+
 WRONG = {
     "sections_overlap": ("nth_section * section +", "0 * section +"),
-    "a_section_of_another_size": ("count * section, 1)", "count * section + 1, 1)"),
+    "a_section_of_another_size": ("max(count * section, 1)", "max(count * section + 1, 1)"),
     "heads_as_they_come": ("place - of_list * section", "0"),
-    "too_few_items": ("count * p->head_groups, of", "count * p->head_groups - 1, of"),
+    "too_few_items": ("items = count * p->head_groups;", "items = count * p->head_groups - 1;"),
     "every_section_descends": ("follow & 1 ? of_section - 1 - rest : rest", "rest"),  # then CTAs are idle
 }
 

@@ -30,6 +30,7 @@ struct Index {
   unsigned x;
 };
 
+static inline int __clz(int x) { return x ? __builtin_clz((unsigned)x) : 32; }
 static inline uint32_t __umulhi(uint32_t a, uint32_t b) { return (uint32_t)((uint64_t)a * b >> 32); }
 static inline int min(int a, int b) { return a < b ? a : b; }
 static inline int max(int a, int b) { return a > b ? a : b; }

@@ -70,18 +70,19 @@
  */
 #if LISTED
 #define MORE_PARAMETERS , const __grid_constant__ dhp_fwd_list list
-#define NTH_QUERY_TILE(nth, from) nth_query_tile(&p, &list, nth, from)
-#define NEXT_SEGMENT() next_segment(&p, &list, &now)
+#define FIRST_QUERY_TILE() nth_query_tile(&p, &list, word_of_lane(&list, 0, 0), 0, -1)
+#define NTH_QUERY_TILE(nth, from) nth_query_tile(&p, &list, now.word, nth, from)
+#define NEXT_SEGMENT() next_segment(&now)
 #define HEAD_OF(tile) head_of(&p, &(tile))
-#define RESUMES() resumes(&p, &list, &now)
+#define RESUMES() resumes(&now)
 #define IS_SPLIT 0
-#define ROW_OF_THREAD(tile, first, r) row_of_thread(&p, &list, &tile, group, first, r)
+#define ROW_OF_THREAD(tile, first, r) row_of_thread(&p, &tile, group, first, r)
 #define BATCH_OF(tile) 0
-#define FIRST_ROW(tile) first_row(&p, &list, &(tile))
-#define IS_BAD(tile) is_bad(&p, &list, &(tile))
-#define MASKED_STEPS() masked_steps(&p, &list, &now)
-#define PLAIN_STEPS_END() plain_end(&p, &list, &now)
-#define ROW_END(tile) end_of_rows(&p, &list, &(tile))
+#define FIRST_ROW(tile) OF_ENTRY(&(tile), row)
+#define IS_BAD(tile) OF_ENTRY(&(tile), is_bad)
+#define MASKED_STEPS() masked_steps(&now)
+#define PLAIN_STEPS_END() plain_end(&now)
+#define ROW_END(tile) OF_ENTRY(&(tile), row_end)
 #else
 #if WINDOWED
 #define MORE_PARAMETERS , const __grid_constant__ dhp_fwd_window window
@@ -90,6 +91,7 @@
 #define MORE_PARAMETERS
 #define LOWEST 0 /* nobody looks at it */
 #endif
+#define FIRST_QUERY_TILE() NTH_QUERY_TILE(0, -1)
 #define NTH_QUERY_TILE(nth, from) nth_query_tile(&p, nth, from, group, LOWEST)
 #define NEXT_SEGMENT() (ONE_SEGMENT ? -1 : next_segment(&p, &now))
 #define HEAD_OF(tile) (tile).head
@@ -121,7 +123,7 @@
   } while (0)
 #define SEES_NONE_OF(r, step) \
   ((first_column[r] >= TILE_K - lane % 4 * 2) | (limit[r] < -(lane % 4 * 2))) /* both from this lane's column on */
-#define LSE_OF_NONE(of, x) lse_of_none(&forms, HEAD_OF(of) + x.head, is_of_none(&p, &list, &(of)))
+#define LSE_OF_NONE(of, x) lse_of_none(&forms, HEAD_OF(of) + x.head, OF_ENTRY(&(of), is_of_none))
 #else
 #define FORM_PARAMETER
 #define BEGIN_SUMS(r)                      \
@@ -179,14 +181,13 @@ dhp_attention_fwd(const __grid_constant__ CUtensorMap q_map, const __grid_consta
   /* First loads: q, and this query tile's pairs for as many stages as there are; there is no v before the first. */
   int nth = 0;
   if (LISTED) await_launches_before(); /* the list is theirs */
-  query_tile now = NTH_QUERY_TILE(nth, -1);
+  query_tile now = FIRST_QUERY_TILE();
   if (LISTED && now.key_tiles == 0) return;
 #if !LISTED
   const
 #endif
       loader load = loader_of(warp, &k_map, &v_map, base);
 #if LISTED
-  load.params = &p;
   load.list = &list;
   load.lane = lane;
   load.finds_places = 1;
@@ -272,12 +273,7 @@ dhp_attention_fwd(const __grid_constant__ CUtensorMap q_map, const __grid_consta
 #define HAS_PLAIN_STEPS 1
 #define READ_PLAIN_END() const int plain = min(PLAIN_STEPS_END(), now.key_tiles)
 #define PLAIN_END plain
-#if LISTED
-#define LOAD_PLAIN(done) \
-  load_plain_pair(arrived, &load, pairs_full, index_before(pair.index), (done) + STAGES, &now, &next)
-#else
 #define LOAD_PLAIN LOAD_ANY
-#endif
 #endif
 
 /* The last warpgroup knows that all have finished step t, whose pair is the one before `pair`. */
@@ -405,21 +401,25 @@ dhp_attention_fwd(const __grid_constant__ CUtensorMap q_map, const __grid_consta
 #define KEEP_HIDDEN(step) (void)0
 #endif
 
-/* A list's tiles of v end with the sequence, before any product reads them. */
+/* A list's tiles of v end with the sequence, before any product reads them. Few query tiles see that end. */
 #if LISTED
-#define CLEAR_BEYOND()                                                                  \
-  do {                                                                                  \
-    if (t >= LATE) AWAIT_LATE_PAIR();                                                   \
-    clear_rows(base + SHARED_V + pair.index * KV_BYTES, keys_of_first(&p, &list, &now), \
-               (int)threadIdx.x & (WARPGROUP_THREADS - 1));                             \
-    fence_async_shared();                                                               \
-    bar_sync(1, CLEARED + group, WARPGROUP_THREADS);                                    \
+#define CLEAR_BEYOND()                                                                                            \
+  do {                                                                                                            \
+    const int keys_here = keys_of_first(&now);                                                                    \
+    if (keys_here < TILE_K) {                                                                                     \
+      if (t >= LATE) AWAIT_LATE_PAIR();                                                                           \
+      clear_rows(base + SHARED_V + pair.index * KV_BYTES, keys_here, (int)threadIdx.x & (WARPGROUP_THREADS - 1)); \
+      fence_async_shared();                                                                                       \
+      bar_sync(1, CLEARED + group, WARPGROUP_THREADS);                                                            \
+    }                                                                                                             \
   } while (0)
 #else
 #define CLEAR_BEYOND()
 #endif
 
-#define FIRST_ROW_OF_THREAD (warp % WARPS_PER_GROUP * (ROWS / WARPS_PER_GROUP) + lane / 4)
+/* Of a list with a zero that changes, or it would take a register ever after: they are scarce there. */
+#define FIRST_ROW_OF_THREAD \
+  (warp % WARPS_PER_GROUP * (ROWS / WARPS_PER_GROUP) + lane / 4 + (LISTED ? nth & (int)p.zero : 0))
 
 /* A query tile begins. */
 #define BEGIN_ROWS()                                       \
@@ -574,8 +574,8 @@ dhp_attention_fwd(const __grid_constant__ CUtensorMap q_map, const __grid_consta
     BEGIN_WAIT();                         \
     wgmma_wait(0);                        \
     SOFTMAX(1, LOAD_ANY);                 \
-    CLEAR_BEYOND();                       \
     pack_probabilities(probabilities, s); \
+    CLEAR_BEYOND();                       \
   } while (0)
 
 /*

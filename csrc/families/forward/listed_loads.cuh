@@ -7,37 +7,22 @@
 
 enum { LEAST_PIECE = 16 /* keys: of the smallest page */, MOST_PIECES = TILE_K / LEAST_PIECE };
 
-/* A tile of keys: which one, counted from the one that is visited first, of which query tile. */
-typedef struct key_tile {
-  int step;
-  query_tile of;
-} key_tile;
-
-static __device__ __forceinline__ key_tile key_tile_of(const query_tile *tile, int step) {
-  const key_tile visited = {step, *tile};
-  return visited;
-}
-
 /* Where a piece of a key tile lies: a row of a batch of k and of v. */
 typedef struct key_place {
   int row, batch;
 } key_place;
 
 /*
- * If go: the places of all pieces of a key tile, that of piece i in lane i. A page is followed only for keys that
- * count; the place of others is before the first page, where zeros are read.
+ * If go: the places of all pieces of a key tile, that of piece i in lane i; `word` is the lane's of its query tile. A
+ * page is followed only for keys that count; the place of others is before the first page, where zeros are read.
  */
-static __device__ __forceinline__ key_place place_of_lane(const dhp_fwd_params *p, const dhp_fwd_list *list, int go,
-                                                          const key_tile *tile, int lane) {
-  int loads[4];
-  words_of_tile(loads, p, list, &tile->of, DHP_TILE_OF_LOADS);
-  const int keys = loads[0], key_row = loads[1];
-  const int key = (tile->of.last - tile->step) * TILE_K + lane * list->piece_keys;
-  const int counts = -((go != 0) & (lane < list->pieces) & (key >= 0) & (key < keys)) & list->with_pages;
-  const int page = load_word_if(counts, list->page_table + ((key_row + (key >> list->log2_page)) & counts));
-  key_place place;
-  place.row = (key & list->row_in_page) + (key_row & ~list->with_pages);
-  place.batch = (page | ~counts) & list->with_pages;
+static __device__ __forceinline__ key_place place_of_lane(const dhp_fwd_list *list, int go, int key_tile, int word,
+                                                          int lane) {
+  const int key = key_tile * TILE_K + lane * list->piece_keys;
+  const int counts = -((go != 0) & (lane < list->pieces) & (key >= 0) & (key < OF_WORD(word, keys)));
+  const int page =
+      load_word_if(counts, list->page_table + ((OF_WORD(word, key_row) + (key >> list->log2_page)) & counts));
+  const key_place place = {key & list->row_in_page, page | ~counts};
   return place;
 }
 
@@ -59,22 +44,6 @@ static __device__ __forceinline__ int offset_of_piece(int piece, int piece_bytes
   return offset;
 }
 
-/* If go: asks for this warp's part of a pair, a tile of k or of v, into a stage. */
-static __device__ __forceinline__ void load_part(int go, const loader *l, uint32_t pairs_full, int index,
-                                                 key_tile tile) {
-  if (!l->finds_places) return;
-  const uint32_t to = l->tiles + index * KV_BYTES, full = pairs_full + 8 * index;
-  const int key_head = key_head_of(l->params, &tile.of);
-  const key_place mine = place_of_lane(l->params, l->list, go, &tile, l->lane), first = place_of_piece(mine, 0);
-  load_announced<LOADS>(go, to, KV_BOX_BYTES, l->map, full, l->column, first.row, key_head, first.batch);
-#pragma unroll 1
-  for (int i = 1; i < l->list->pieces; i++) {
-    const key_place place = place_of_piece(mine, i);
-    load_boxes(go, to + offset_of_piece(i, l->list->piece_bytes), l->map, full, LOADS, KV_BOX_BYTES, l->column,
-               place.row, key_head, place.batch);
-  }
-}
-
 /*
  * If go: asks for this warp's part of pair u of this query tile, or of the next one if its key tile, counted from the
  * last visible one, is past the end. A tile beyond both is not asked for: load_skipped does that later. After the CTA's
@@ -83,33 +52,35 @@ static __device__ __forceinline__ void load_part(int go, const loader *l, uint32
 static __device__ __forceinline__ void load_pair(int go, const loader *l, uint32_t pairs_full, int index, int u,
                                                  const query_tile *now, const query_tile *next) {
   const int visit = u - l->loads_v, past = visit >= now->key_tiles, zeros = next->key_tiles == 0 && !l->loads_v;
-  const key_tile tile = past ? key_tile_of(next, visit - now->key_tiles) : key_tile_of(now, visit);
   const int wanted = go && l->active && visit < now->key_tiles + next->key_tiles + zeros;
-  load_part(wanted, l, pairs_full, index, tile);
-}
-
-/* The same with less to compute where the pair is known to be this query tile's, and keys are in no pages: most are. */
-static __device__ __forceinline__ void load_plain_pair(int go, const loader *l, uint32_t pairs_full, int index, int u,
-                                                       const query_tile *now, const query_tile *next) {
-  if (l->list->with_pages | (u >= now->key_tiles)) {
-    load_pair(go, l, pairs_full, index, u, now, next);
+  const uint32_t to = l->tiles + index * KV_BYTES, full = pairs_full + 8 * index;
+  const int key_head = past ? next->key_head : now->key_head, before = past ? now->key_tiles : 0;
+  if (!l->list->with_pages) {
+    const int row = (past ? next->key_row : now->key_row) - (visit - before) * TILE_K;
+    load_announced<LOADS>(wanted, to, KV_BOX_BYTES, l->map, full, l->column, row, key_head, 0);
   } else if (l->finds_places) {
-    int loads[4];
-    words_of_tile(loads, l->params, l->list, now, DHP_TILE_OF_LOADS);
-    const int row = loads[1] + (now->last - (u - l->loads_v)) * TILE_K;
-    load_announced<LOADS>(go, l->tiles + index * KV_BYTES, KV_BOX_BYTES, l->map, pairs_full + 8 * index, l->column, row,
-                          key_head_of(l->params, now), 0);
+    const int key_tile = (past ? next->last : now->last) - (visit - before);
+    const key_place mine = place_of_lane(l->list, wanted, key_tile, past ? next->word : now->word, l->lane);
+    const key_place first = place_of_piece(mine, 0);
+    load_announced<LOADS>(wanted, to, KV_BOX_BYTES, l->map, full, l->column, first.row, key_head, first.batch);
+#pragma unroll 1
+    for (int i = 1; i < l->list->pieces; i++) {
+      const key_place place = place_of_piece(mine, i);
+      load_boxes(wanted, to + offset_of_piece(i, l->list->piece_bytes), l->map, full, LOADS, KV_BOX_BYTES, l->column,
+                 place.row, key_head, place.batch);
+    }
   }
 }
 
 /* Zeros into the rows of a tile of v from this one on: the work of a warpgroup, 16 bytes a thread at a time. */
 static __device__ __forceinline__ void clear_rows(uint32_t tile, int from_row, int thread) {
-  const int pieces = ROW_BYTES / 16; /* of a row of a box */
+  const int pieces = ROW_BYTES / 16 /* of a row of a box */, rows = WARPGROUP_THREADS / pieces;
 #pragma unroll
-  for (int i = 0; i < KV_BYTES / 16 / WARPGROUP_THREADS; i++) {
-    const int piece = i * WARPGROUP_THREADS + thread;
-    clear_shared_four(piece / pieces % TILE_K >= from_row, tile + 16 * piece);
-  }
+  for (int first = 0; first < TILE_K; first += rows)
+#pragma unroll
+    for (int box = 0; box < BOXES; box++)
+      clear_shared_four(first + thread / pieces >= from_row,
+                        tile + box * KV_BOX_BYTES + first * ROW_BYTES + 16 * thread);
 }
 
 #endif

@@ -23,11 +23,10 @@ typedef struct loader {
   uint32_t tiles; /* shared address of its part of stage 0 */
   int column;     /* of its first box */
 #if LISTED
-  const dhp_fwd_params *params;
   const dhp_fwd_list *list;
   int lane;
-  /* It goes through the code that finds where tiles lie, which is long. At first all warps do: there ptxas would make
-   * its instructions conditional one by one, and the gate sass could not see that they belong together. */
+  /* It goes through the code that finds keys in pages, which is long. At first all warps do: there ptxas would make its
+   * instructions conditional one by one, and the gate sass could not see that they belong together. */
   int finds_places;
 #endif
 } loader;

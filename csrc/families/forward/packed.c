@@ -186,11 +186,10 @@ dhp_status dhp_packed_launch(const dhp_varlen *args, const dhp_packed_plan *plan
     scaled.scale = scale_of(packed);
     dhp_fwd_params params = dhp_forward_params(&scaled, plan->kernel->rows / plan->heads_per_tile);
     const dhp_parts parts =
-        dhp_parts_at(((dhp_tile_list *)args->workspace)->tiles + plan->entries, plan->parts, plan->kernel->head_dim);
+        dhp_parts_at((dhp_listed_tile *)args->workspace + plan->entries, plan->parts, plan->kernel->head_dim);
     params.part_out = parts.out;
     params.part_sums = parts.sums;
     params.head_groups = (int32_t)(packed->q.size[1] / plan->heads_per_tile);
-    params.by_head_groups = dhp_divisor_of(params.head_groups);
     params.by_heads_per_key_head = dhp_divisor_of(params.heads_per_key_head);
     const int section = section_of(packed, plan);
     dhp_fwd_list list = {
@@ -200,8 +199,8 @@ dhp_status dhp_packed_launch(const dhp_varlen *args, const dhp_packed_plan *plan
         .piece_keys = piece,
         .piece_bytes = piece * ROW_BYTES,
         .log2_page = is_paged ? dhp_log2_of(page_keys) : 0,
-        .with_pages = is_paged ? -1 : 0,
-        .row_in_page = is_paged ? (int32_t)page_keys - 1 : -1,
+        .with_pages = is_paged,
+        .row_in_page = is_paged ? (int32_t)page_keys - 1 : 0,
         .segment_of = plan->parts > 0 ? -plan->kernel->segment_tiles : 0, /* a power of two */
         .section = section,
         .by_section = dhp_divisor_of(section),

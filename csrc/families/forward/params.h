@@ -56,15 +56,15 @@ typedef struct dhp_fwd_params {
  * head group. Head groups go in sections: first all tiles for those of one section.
  *
  * Keys come one behind the other, or in pages of 2^log2_page keys: then the batches of k and v are pages, and a key
- * tile comes in `pieces` of piece_keys, each from within a page. Masks in place of choices, which would be branches:
+ * tile comes in `pieces` of piece_keys, each from within a page.
  */
 typedef struct dhp_fwd_list {
-  const dhp_tile_list *list;
+  const dhp_listed_tile *list;
   const int32_t *page_table;               /* without pages, or without an entry, any four bytes in device memory */
   int32_t pieces, piece_keys, piece_bytes; /* bytes: of one box */
   int32_t log2_page;
-  int32_t with_pages;  /* all ones; without: 0 */
-  int32_t row_in_page; /* bits of a key that count within its page; without pages all */
+  int32_t with_pages;  /* 0 or 1 */
+  int32_t row_in_page; /* bits of a key that count within its page */
   int32_t segment_of;  /* bits of a key tile that say its segment; 0: all that a row sees are one */
   int32_t section;     /* head groups of a section, of which there are whole ones */
   dhp_divisor by_section;

@@ -11,15 +11,12 @@
 
 enum {
   DHP_TILES_FAR = 1 << 30, /* further than any query is from any key: no bound */
-  DHP_TILE_WORDS = 12,     /* of an entry, in this order: */
-  DHP_TILE_OF_LOADS = 0,
-  DHP_TILE_OF_ROWS = 4,
-  DHP_TILE_OF_STEPS = 8
+  DHP_TILE_WORDS = 16      /* of an entry: less than a warp has lanes */
 };
 
 /*
- * One query tile of a list. Rows, and keys that are not in pages, are counted in their tensor; tiles in a sequence. In
- * three parts of 16 bytes, read one by one where they are needed: registers are scarce.
+ * One query tile of a list, the longest first. Rows, and keys that are not in pages, are counted in their tensor; tiles
+ * in a sequence. A warp reads it a word a lane.
  */
 typedef struct dhp_listed_tile {
   /* for its loads */
@@ -34,17 +31,16 @@ typedef struct dhp_listed_tile {
   int32_t plain_end;  /* and those from here on */
   int32_t is_bad;     /* 1: the lengths or the pages are none; its rows become NaN */
   int32_t is_of_none; /* 1: its rows belong to no sequence */
+  /* of the list, the same in all entries; the first one is there if the count is 0, too */
+  int32_t count; /* of query tiles */
+  dhp_divisor by_count;
+  int32_t unused; /* entries are 16-byte aligned */
 } dhp_listed_tile;
-
-typedef struct dhp_tile_list {
-  int32_t count, unused[3]; /* of query tiles; what follows is 16-byte aligned */
-  dhp_listed_tile tiles[1]; /* longest first: as many as there is room for */
-} dhp_tile_list;
 
 typedef struct dhp_tiles_params {
   /* As dhp_varlen has them, in device memory; NULL where it says so. */
   const int32_t *cu_seqlens_q, *cu_seqlens_k, *seqused_k, *leftpad_k, *page_table;
-  dhp_tile_list *list;             /* 16-byte aligned */
+  dhp_listed_tile *list;           /* 16-byte aligned */
   int32_t entries;                 /* that it has room for, no fewer than there are query tiles */
   int32_t sequences;               /* at most INT32_MAX - 1 */
   int32_t tokens_q, tokens_k;      /* rows of q; of k, if it has no pages */

@@ -165,7 +165,7 @@ dhp_attention_tiles(const __grid_constant__ dhp_tiles_params p) {
   }
   place = sum_of_lanes(place) + s.tiles - 1 - tile - longer_than(&p, &s, length);
 
-  const int exists = (nth < count) & (nth < p.entries);
+  const int listed = min(count, p.entries), exists = nth < listed;
   const int is_bad = s.is_bad | pages_are_bad(&p, &s, b, lane);
   const int keys = choose(is_bad, 0, s.keys);
   const int first_query = tile * p.rows, last_query = min(first_query + p.rows, s.queries) - 1;
@@ -190,12 +190,13 @@ dhp_attention_tiles(const __grid_constant__ dhp_tiles_params p) {
       .plain_end = end_tile - round_up(unseen_by_last, p.by_tile_k, p.tile_k),
       .is_bad = is_bad,
       .is_of_none = b >= p.sequences,
+      .count = listed,
+      .by_count = divisor_of(listed),
   };
-  dhp_listed_tile *const to = p.list->tiles + choose(exists, place, 0);
+  const int is_written = exists | (nth == 0);
+  dhp_listed_tile *const to = p.list + choose(exists, place, 0);
 #pragma unroll
   for (int i = 0; i < DHP_TILE_WORDS; i += 4)
-    store_four((lane == 0) & exists, (int32_t *)to + i, (const uint32_t *)&entry + i);
-  const dhp_tile_list header = {.count = min(count, p.entries)};
-  store_four((lane == 0) & (nth == 0), (int32_t *)p.list, (const uint32_t *)&header);
+    store_four((lane == 0) & is_written, (int32_t *)to + i, (const uint32_t *)&entry + i);
   end_together();
 }

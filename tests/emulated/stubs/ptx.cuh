@@ -125,7 +125,6 @@ static inline void bulk_add(int go, void *to, uint32_t from, int bytes) {
 static inline void bulk_commit() {}
 static inline void bulk_wait_read() { emulated::await_additions(); }
 
-static inline void load_four(uint32_t *x, const void *from) { memcpy(x, from, 16); }
 static inline void load_two_if(int go, float2 *x, const float *from) {
   if (go) memcpy(x, from, 8);
 }

@@ -34,6 +34,12 @@ static int scheduled_for_plain_end(int row) { return forward::tile_with(row).pla
 #endif
 #endif
 
+#if LISTED
+#include <algorithm>
+
+#include "listed_words.h"
+#endif
+
 #include "attention_fwd.cu"
 
 Index blockIdx = {0}, gridDim = {1};
@@ -64,16 +70,14 @@ extern const forward::Shape forward::shape = {
 };
 
 #if LISTED
-#include <algorithm>
-#include <vector>
-
-/* What the family tiles would have written. Rows see all keys: what is hidden is no matter of the schedule. */
-static std::vector<int32_t> list_of_tiles() {
-  std::vector<int32_t> list = {forward::tile_count(), 0, 0, 0};
+/* What the family tiles would have written. Rows see all keys: what is hidden is no matter of the schedule. Every other
+ * query tile sees the end of its sequence, one key before that of a key tile: a row of v to clear, not by lane 0. */
+static const dhp_listed_tile *list_of_tiles() {
+  the_list.clear();
   for (int i = 0; i < forward::tile_count(); i++) {
     const forward::QueryTile at = forward::tile_at(i);
     dhp_listed_tile entry = {};
-    entry.keys = (at.first_tile + at.key_tiles) * TILE_K;
+    entry.keys = (at.first_tile + at.key_tiles) * TILE_K - i % 2;
     entry.key_row = at.key_row;
     entry.last_tile = at.first_tile + at.key_tiles - 1;
     entry.key_tiles = at.key_tiles;
@@ -83,10 +87,9 @@ static std::vector<int32_t> list_of_tiles() {
     entry.first_key = -DHP_TILES_FAR;
     entry.masked = at.masked;
     entry.plain_end = at.plain_end;
-    const int32_t *const words = &entry.keys;
-    list.insert(list.end(), words, words + DHP_TILE_WORDS);
+    the_list.push_back(entry);
   }
-  return list;
+  return list_with_count();
 }
 #else
 /* Items, each a query tile or, if they are split, one of its segments, are dealt in order to this CTA alone. */
@@ -118,13 +121,11 @@ void model::run_warp() {
   p.part_out = forward::OUT_OF_PARTS;
   p.part_sums = forward::SUMS_OF_PARTS;
 #if LISTED
-  const std::vector<int32_t> tiles = list_of_tiles();
   p.head_groups = p.heads_per_key_head = 1;
   p.by_head_groups = p.by_heads_per_key_head = dhp_divisor_of(1);
   static const int32_t no_page = 0;
-  const dhp_tile_list *const made = reinterpret_cast<const dhp_tile_list *>(tiles.data());
-  const dhp_fwd_list list = {made, &no_page,       1, TILE_K,           TILE_K * ROW_BYTES, 0, 0,
-                             -1,   -SEGMENT_TILES, 1, dhp_divisor_of(1)};
+  const dhp_fwd_list list = {list_of_tiles(),  &no_page, 1, TILE_K, TILE_K * ROW_BYTES, 0, 0, 0, -SEGMENT_TILES, 1,
+                             dhp_divisor_of(1)};
 #if FORM
   static float sinks[forward::HEADS]; /* none: the model's sums have no such term */
   std::fill_n(sinks, forward::HEADS, -INFINITY);

@@ -13,21 +13,22 @@
 
 #include "model.h"
 
+#include "listed_words.h"
+
 #include "attention_fwd.cu"
 
 Index blockIdx, gridDim;
 char shared[1]; /* the kernel itself never runs */
 
-/* A list as the family tiles writes it; of an entry only what nth_query_tile looks at. */
-static std::vector<int32_t> list_of(const std::vector<int> &key_tiles) {
-  std::vector<int32_t> words = {(int32_t)key_tiles.size(), 0, 0, 0};
+/* Of an entry only what nth_query_tile looks at. */
+static void set_list(const std::vector<int> &key_tiles) {
+  the_list.clear();
   for (int n : key_tiles) {
     dhp_listed_tile entry = {};
     entry.last_tile = n - 1;
     entry.key_tiles = n;
-    words.insert(words.end(), &entry.keys, &entry.keys + DHP_TILE_WORDS);
+    the_list.push_back(entry);
   }
-  return words;
 }
 
 int main() {
@@ -36,12 +37,12 @@ int main() {
     std::vector<int> key_tiles((size_t)count);
     for (int &n : key_tiles)
       if (scanf("%d", &n) != 1) return 2;
-    const std::vector<int32_t> words = list_of(key_tiles);
+    set_list(key_tiles);
     dhp_fwd_params p = {};
     p.head_groups = groups;
     p.by_head_groups = dhp_divisor_of(groups);
     dhp_fwd_list list = {};
-    list.list = reinterpret_cast<const dhp_tile_list *>(words.data());
+    list.list = list_with_count();
     list.section = section;
     list.by_section = dhp_divisor_of(section);
     std::vector<char> computed((size_t)(count * groups));
@@ -49,14 +50,15 @@ int main() {
     gridDim.x = (unsigned)ctas;
     for (blockIdx.x = 0; blockIdx.x < gridDim.x; blockIdx.x++) {
       double steps = 0.;
-      query_tile w = nth_query_tile(&p, &list, 0, -1);
+      query_tile w = nth_query_tile(&p, &list, word_of_warp(0, 0), 0, -1);
       for (int nth = 1; w.key_tiles > 0; nth++) {
-        if (w.item < 0 || w.item >= count * groups || computed[(size_t)w.item]++) {
-          printf("violation: item %d, CTA %u\n", w.item, blockIdx.x);
+        const int tile = w.word / MOST_HEAD_GROUPS, group = w.word % MOST_HEAD_GROUPS;
+        if (tile < 0 || tile >= count || group >= groups || computed[(size_t)(tile * groups + group)]++) {
+          printf("violation: tile %d, head group %d, CTA %u\n", tile, group, blockIdx.x);
           return 1;
         }
-        steps += key_tiles[(size_t)(w.item / groups)] + 1;
-        w = nth_query_tile(&p, &list, nth, -1);
+        steps += key_tiles[(size_t)tile] + 1;
+        w = nth_query_tile(&p, &list, w.word, nth, -1);
       }
       longest = std::max(longest, steps);
       all += steps;

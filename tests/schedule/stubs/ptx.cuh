@@ -90,7 +90,6 @@ static inline void store_matrices_transposed(uint32_t to, const uint32_t *x) { m
 /* Clears what no product of the simulated tiles has to read as it was: rows behind the keys, of which there are none.
  */
 static inline void clear_shared_four(int go, uint32_t) { sim::require(!go, "keys that count are cleared"); }
-static inline void load_four(uint32_t *x, const void *from) { memcpy(x, from, 16); }
 static inline void load_two_if(int go, float2 *x, const float *from) {
   if (go) model::load_floats(&x->x, from, 2);
 }
