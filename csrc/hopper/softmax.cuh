@@ -38,12 +38,28 @@ static __device__ __forceinline__ uint32_t columns_before(int end) {
 }
 
 /*
+ * How ptxas is led to an order of instructions, a compile-time constant at every call: the bits are the same.
+ *
+ * It leaves to the end what nothing waits for: the factors of rescaling, and with them the multiplications of O, which
+ * then come after the exponentials, whose unit is the narrowest, instead of between them. So exponentials can be made
+ * to wait for factors, of their own row or of both: they add 0 times a factor, which is finite.
+ */
+typedef struct softmax_order {
+  int maxima;        /* of a row that are found side by side: 1 or 2 */
+  int waits_from[2]; /* from which of a row's scores on they wait, in eighths; 8: none does */
+  int waits_for_both;
+} softmax_order;
+
+#define ANY_ORDER ((softmax_order){1, {8, 8}, 0})
+
+/*
  * The first half of a step: masks s, and shift and rescale move on; scale[r] is that of row r. `limit[r]` is the last
  * visible column of row r, counted from this thread's first column of the tile, first[r] the first one, if `first` is
  * not null; read only if masked.
  */
 static __device__ __forceinline__ void softmax_shift(float *s, row_stats *stats, float *scale, const kernel_params *p,
-                                                     const int *limit, const int *first, masking masked) {
+                                                     const int *limit, const int *first, masking masked,
+                                                     softmax_order order) {
   if (masked == COMPARED) {
 #pragma unroll
     for (int i = 0; i < SCORES; i++) {
@@ -65,11 +81,14 @@ static __device__ __forceinline__ void softmax_shift(float *s, row_stats *stats,
   }
 #pragma unroll
   for (int r = 0; r < THREAD_ROWS; r++) {
-    float top = fmaxf(fmaxf(stats->shift[r], s[2 * r]), s[2 * r + 1]);
+    float top[2] = {fmaxf(fmaxf(stats->shift[r], s[2 * r]), s[2 * r + 1]), -INFINITY};
 #pragma unroll
-    for (int i = 4; i < SCORES; i += 4)
-      top = fmaxf(top, fmaxf(s[i + 2 * r], s[i + 2 * r + 1]));
-    float shift = fminf(top, p->highest_score);
+    for (int i = 4; i < SCORES; i += 4) {
+      const int nth = i / 4 % order.maxima;
+      const float of_pair = fmaxf(s[i + 2 * r], s[i + 2 * r + 1]);
+      top[nth] = i == 4 && nth == 1 ? of_pair : fmaxf(top[nth], of_pair);
+    }
+    float shift = fminf(order.maxima == 2 ? fmaxf(top[0], top[1]) : top[0], p->highest_score);
     shift = fmaxf(shift, __shfl_xor_sync(FULL_MASK, shift, 1));
     shift = fmaxf(shift, __shfl_xor_sync(FULL_MASK, shift, 2));
     scale[r] = scale_of(shift, p);
@@ -79,15 +98,20 @@ static __device__ __forceinline__ void softmax_shift(float *s, row_stats *stats,
 }
 
 /* The second half: s becomes exp2(scale (s - shift)), and sum moves on. */
-static __device__ __forceinline__ void softmax_exponentials(float *s, row_stats *stats, const float *scale) {
+static __device__ __forceinline__ void softmax_exponentials(float *s, row_stats *stats, const float *scale,
+                                                            softmax_order order) {
 #pragma unroll
   for (int r = 0; r < THREAD_ROWS; r++) {
     const float scaled = stats->shift[r] * scale[r];
+    float late = scaled;
+    if (order.waits_for_both) late = fmaf(stats->rescale[THREAD_ROWS - 1 - r], 0.f, late);
+    late = fmaf(stats->rescale[r], 0.f, late);
     float sum = 0.f; /* in fact it begins with the first two: 0 + x would be an addition */
 #pragma unroll
     for (int i = 2 * r; i < SCORES; i += 4) {
-      s[i] = dhp_ct_exp2(fmaf(s[i], scale[r], -scaled));
-      s[i + 1] = dhp_ct_exp2(fmaf(s[i + 1], scale[r], -scaled));
+      const float by = i < SCORES / 8 * order.waits_from[r] ? scaled : late;
+      s[i] = dhp_ct_exp2(fmaf(s[i], scale[r], -by));
+      s[i + 1] = dhp_ct_exp2(fmaf(s[i + 1], scale[r], -by));
       sum = i == 2 * r ? s[i] + s[i + 1] : sum + (s[i] + s[i + 1]);
     }
     stats->sum[r] = fmaf(stats->sum[r], stats->rescale[r], sum);

@@ -102,7 +102,7 @@ dhp_attention_decode(const __grid_constant__ CUtensorMap k_map, const __grid_con
     const int limit = last_key - first_key(&u, tile) - lane % 4 * 2;
     row_stats of_tile = {{-p.highest_score}, {0.f}, {0.f}};
     float scale;
-    softmax_shift(s[nth], &of_tile, &scale, &p, &limit, 0, COMPARED);
+    softmax_shift(s[nth], &of_tile, &scale, &p, &limit, 0, COMPARED, ANY_ORDER);
     tell_top(base, tile, of_tile.shift[0], lane);
   }
   cluster_arrive();
@@ -116,8 +116,8 @@ dhp_attention_decode(const __grid_constant__ CUtensorMap k_map, const __grid_con
     row_stats stats = {{top_before(base, tile, -p.highest_score, lane)}, {0.f}, {0.f}};
     float scale;
     uint32_t probabilities[SCORES / 2];
-    softmax_shift(s[nth], &stats, &scale, &p, 0, 0, UNMASKED);
-    softmax_exponentials(s[nth], &stats, &scale);
+    softmax_shift(s[nth], &stats, &scale, &p, 0, 0, UNMASKED, ANY_ORDER);
+    softmax_exponentials(s[nth], &stats, &scale, ANY_ORDER);
     pack_probabilities(probabilities, s[nth]);
     tell_probabilities(base, &u, tile, warp, probabilities, stats.rescale[0], stats.sum[0], lane);
   }

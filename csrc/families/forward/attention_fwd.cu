@@ -349,23 +349,35 @@ dhp_attention_fwd(const __grid_constant__ CUtensorMap q_map, const __grid_consta
 /* Measured: of a list two kernels have no registers for bits. */
 #define MASKING (WINDOWED ? BY_BITS : COMPARED)
 
+/* Measured (docs/kernel.md), of kernels with 2 and 3 warpgroups at 128 and 64. */
+#define PLAIN_CALLS (!LISTED && !WINDOWED)
+#define TWO_MAXIMA (!FORM && ((HEAD_DIM == 128 && LISTED) || (HEAD_DIM == 64 && ONE_SEGMENT && PLAIN_CALLS)))
+#define WAITS_FOR_OWN (!FORM && ((HEAD_DIM == 128 && PLAIN_CALLS && !ONE_SEGMENT) || (HEAD_DIM == 64 && LISTED)))
+#define WAITS_FOR_BOTH (HEAD_DIM == 128 && PLAIN_CALLS && ONE_SEGMENT)
+#define ORDER                                       \
+  (WARPGROUPS == 1  ? ANY_ORDER                     \
+   : TWO_MAXIMA     ? (softmax_order){2, {8, 8}, 0} \
+   : WAITS_FOR_OWN  ? (softmax_order){1, {3, 2}, 0} \
+   : WAITS_FOR_BOTH ? (softmax_order){1, {8, 0}, 1} \
+                    : ANY_ORDER)
+
 /* Softmax of S(t). */
-#define SOFTMAX(masked, LOAD)                                                               \
-  do {                                                                                      \
-    const int column = FIRST_KEY(t) + lane % 4 * 2;                                         \
-    int limit[THREAD_ROWS];                                                                 \
-    for (int r = 0; r < THREAD_ROWS; r++)                                                   \
-      limit[r] = row[r].last_key - column;                                                  \
-    SET_FIRST_COLUMNS(column);                                                              \
-    CAP_SCORES();                                                                           \
-    float scale[THREAD_ROWS];                                                               \
-    softmax_shift(s, &stats, scale, &p, limit, FIRST_COLUMNS, masked ? MASKING : UNMASKED); \
-    if (masked) KEEP_HIDDEN(t);                                                             \
-    ASK_EARLY(LOAD);                                                                        \
-    END_WAIT();                                                                             \
-    softmax_exponentials(s, &stats, scale);                                                 \
-    t++;                                                                                    \
-    WAIT_AT_THE_END();                                                                      \
+#define SOFTMAX(masked, LOAD)                                                                      \
+  do {                                                                                             \
+    const int column = FIRST_KEY(t) + lane % 4 * 2;                                                \
+    int limit[THREAD_ROWS];                                                                        \
+    for (int r = 0; r < THREAD_ROWS; r++)                                                          \
+      limit[r] = row[r].last_key - column;                                                         \
+    SET_FIRST_COLUMNS(column);                                                                     \
+    CAP_SCORES();                                                                                  \
+    float scale[THREAD_ROWS];                                                                      \
+    softmax_shift(s, &stats, scale, &p, limit, FIRST_COLUMNS, masked ? MASKING : UNMASKED, ORDER); \
+    if (masked) KEEP_HIDDEN(t);                                                                    \
+    ASK_EARLY(LOAD);                                                                               \
+    END_WAIT();                                                                                    \
+    softmax_exponentials(s, &stats, scale, ORDER);                                                 \
+    t++;                                                                                           \
+    WAIT_AT_THE_END();                                                                             \
   } while (0)
 
 /* Step t > 0, with the mask or without, and with which of the two loads. */
