@@ -81,12 +81,12 @@ static __device__ __forceinline__ void softmax_shift(float *s, row_stats *stats,
   }
 #pragma unroll
   for (int r = 0; r < THREAD_ROWS; r++) {
-    float top[2] = {fmaxf(fmaxf(stats->shift[r], s[2 * r]), s[2 * r + 1]), -INFINITY};
+    float top[2] = {fmaxf(fmaxf(stats->shift[r], s[2 * r]), s[2 * r + 1])};
+    if (order.maxima == 2) top[1] = fmaxf(s[4 + 2 * r], s[5 + 2 * r]);
 #pragma unroll
-    for (int i = 4; i < SCORES; i += 4) {
-      const int nth = i / 4 % order.maxima;
-      const float of_pair = fmaxf(s[i + 2 * r], s[i + 2 * r + 1]);
-      top[nth] = i == 4 && nth == 1 ? of_pair : fmaxf(top[nth], of_pair);
+    for (int i = 4 * order.maxima; i < SCORES; i += 4) {
+      float *const one = top + i / 4 % order.maxima;
+      *one = fmaxf(*one, fmaxf(s[i + 2 * r], s[i + 2 * r + 1]));
     }
     float shift = fminf(order.maxima == 2 ? fmaxf(top[0], top[1]) : top[0], p->highest_score);
     shift = fmaxf(shift, __shfl_xor_sync(FULL_MASK, shift, 1));

@@ -87,8 +87,7 @@ static inline void store_shared_four(uint32_t to, const int32_t *x) { model::sto
 static inline void load_matrices(uint32_t *x, uint32_t from) { model::load_matrices(x, from); }
 static inline void store_matrices_transposed(uint32_t to, const uint32_t *x) { model::store_matrices(to, x); }
 
-/* Clears what no product of the simulated tiles has to read as it was: rows behind the keys, of which there are none.
- */
+/* Clears rows of v behind a sequence's last key. A warp is its first lane here, and that one clears none of them. */
 static inline void clear_shared_four(int go, uint32_t) { sim::require(!go, "keys that count are cleared"); }
 static inline void load_two_if(int go, float2 *x, const float *from) {
   if (go) model::load_floats(&x->x, from, 2);
