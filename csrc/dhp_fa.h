@@ -214,7 +214,7 @@ DHP_API dhp_status dhp_varlen_cuda(const dhp_varlen *args, int device, void *str
  * (docs/kernel.md), else a float32 copy of the rows of all CTAs, or of the output for each segment. 0 on the CPU.
  */
 DHP_API size_t dhp_attention_workspace(const dhp_attention *args, int on_cuda);
-/* The same of dhp_varlen_cuda, by max_seqlen_k; and 16, and 48 for each tile of queries. */
+/* The same of dhp_varlen_cuda, by max_seqlen_k; and 64 for each tile of queries. */
 DHP_API size_t dhp_varlen_workspace(const dhp_varlen *args, int on_cuda);
 /*
  * Bytes of device memory that dhp_backward_cuda needs beside the tensors: two floats a query row; where one pass
