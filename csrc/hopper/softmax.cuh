@@ -53,16 +53,17 @@ typedef struct softmax_order {
 #define ANY_ORDER ((softmax_order){1, {8, 8}, 0})
 
 /*
- * The first half of a step: masks s, and shift and rescale move on; scale[r] is that of row r. `limit[r]` is the last
- * visible column of row r, counted from this thread's first column of the tile, first[r] the first one, if `first` is
- * not null; read only if masked.
+ * The first half of a step, over so many scores of a thread, those of all columns or of a half: masks s, and shift and
+ * rescale move on; scale[r] is that of row r. `limit[r]` is the last visible column of row r, counted from this
+ * thread's first one here, first[r] the first one, if `first` is not null; read only if masked.
  */
+template <int scores = SCORES>
 static __device__ __forceinline__ void softmax_shift(float *s, row_stats *stats, float *scale, const kernel_params *p,
                                                      const int *limit, const int *first, masking masked,
                                                      softmax_order order) {
   if (masked == COMPARED) {
 #pragma unroll
-    for (int i = 0; i < SCORES; i++) {
+    for (int i = 0; i < scores; i++) {
       const int column = i / 4 * 8 + i % 2, r = i / 2 % 2;
       if (r < THREAD_ROWS) s[i] = column <= limit[r] ? s[i] : -INFINITY;
       if (r < THREAD_ROWS && first) s[i] = column >= first[r] ? s[i] : -INFINITY;
@@ -74,7 +75,7 @@ static __device__ __forceinline__ void softmax_shift(float *s, row_stats *stats,
     for (int r = 0; r < THREAD_ROWS; r++)
       visible[r] = columns_before(limit[r] + 1) & ~columns_before(first[r]);
 #pragma unroll
-    for (int i = 0; i < SCORES; i++) {
+    for (int i = 0; i < scores; i++) {
       const int column = i / 4 * 2 + i % 2, r = i / 2 % 2;
       if (r < THREAD_ROWS) s[i] = visible[r] >> column & 1 ? s[i] : -INFINITY;
     }
@@ -84,7 +85,7 @@ static __device__ __forceinline__ void softmax_shift(float *s, row_stats *stats,
     float top[2] = {fmaxf(fmaxf(stats->shift[r], s[2 * r]), s[2 * r + 1])};
     if (order.maxima == 2) top[1] = fmaxf(s[4 + 2 * r], s[5 + 2 * r]);
 #pragma unroll
-    for (int i = 4 * order.maxima; i < SCORES; i += 4) {
+    for (int i = 4 * order.maxima; i < scores; i += 4) {
       float *const one = top + i / 4 % order.maxima;
       *one = fmaxf(*one, fmaxf(s[i + 2 * r], s[i + 2 * r + 1]));
     }
@@ -98,6 +99,7 @@ static __device__ __forceinline__ void softmax_shift(float *s, row_stats *stats,
 }
 
 /* The second half: s becomes exp2(scale (s - shift)), and sum moves on. */
+template <int scores = SCORES>
 static __device__ __forceinline__ void softmax_exponentials(float *s, row_stats *stats, const float *scale,
                                                             softmax_order order) {
 #pragma unroll
@@ -108,8 +110,8 @@ static __device__ __forceinline__ void softmax_exponentials(float *s, row_stats 
     late = fmaf(stats->rescale[r], 0.f, late);
     float sum = 0.f; /* in fact it begins with the first two: 0 + x would be an addition */
 #pragma unroll
-    for (int i = 2 * r; i < SCORES; i += 4) {
-      const float by = i < SCORES / 8 * order.waits_from[r] ? scaled : late;
+    for (int i = 2 * r; i < scores; i += 4) {
+      const float by = i < scores / 8 * order.waits_from[r] ? scaled : late;
       s[i] = dhp_ct_exp2(fmaf(s[i], scale[r], -by));
       s[i + 1] = dhp_ct_exp2(fmaf(s[i + 1], scale[r], -by));
       sum = i == 2 * r ? s[i] + s[i + 1] : sum + (s[i] + s[i + 1]);
@@ -119,9 +121,9 @@ static __device__ __forceinline__ void softmax_exponentials(float *s, row_stats 
 }
 
 /* The accumulator layout of S is the A operand layout of P: packing neighbours is all it takes. */
-static __device__ __forceinline__ void pack_probabilities(uint32_t *p, const float *s) {
+template <int scores = SCORES> static __device__ __forceinline__ void pack_probabilities(uint32_t *p, const float *s) {
 #pragma unroll
-  for (int i = 0; i < SCORES; i += 2)
+  for (int i = 0; i < scores; i += 2)
     p[i / 2] = i / 2 % 2 < THREAD_ROWS ? pack_two(s[i], s[i + 1]) : 0;
 }
 

@@ -73,7 +73,7 @@ MUTATIONS = (
     Mutation("nobody_hears_of_a_passed_step", (("bar_arrive(ASKS_EARLY, FINISHED", "bar_arrive(0, FINISHED"),)),
     Mutation(
         "not_awaited_while_others_are_ahead",
-        (("CTA_THREADS); t += LATE_UNLESS(AWAIT_PAIR());", "CTA_THREADS);"),),
+        (("CTA_THREADS); AWAIT_PAIR_AT_LENGTH();", "CTA_THREADS);"),),
     ),
     Mutation(
         "late_pairs_of_others_steps_not_awaited_again",
@@ -85,9 +85,10 @@ MUTATIONS = (
         "awaited_before_it_is_asked_for",
         (
             (
-                "stage_after(pair); LOOK_AHEAD(); END_STEP_0();",
-                "stage_after(pair); BEGIN_WAIT(); LOOK_AHEAD(); wgmma_wait(0); SOFTMAX(1, LOAD_ANY); CLEAR_BEYOND();"
-                " pack_probabilities(probabilities, s);",
+                "stage_after(pair); LOOK_AHEAD(); if (BEGINS_WITH_HALF()) END_STEP_0(FIRST_HALF); else"
+                " END_STEP_0(WHOLE);",
+                "stage_after(pair); BEGIN_WAIT(); LOOK_AHEAD(); wgmma_wait(0); SOFTMAX(WHOLE, 1, LOAD_ANY);"
+                " CLEAR_BEYOND(); PACK(WHOLE);",
             ),
         ),
     ),
@@ -158,6 +159,12 @@ MUTATIONS = (
     ),
 )
 
+# The model's tiles are seen whole: what a softmax is over is arithmetic between a product and its use.
+NO_HALVES = (
+    ("return HALF_TILES & (seen_by_last(", "return 0 * HALF_TILES & (seen_by_last("),
+    ("return (HALF_TILES && WINDOWED) & (steps", "return 0 * (HALF_TILES && WINDOWED) & (steps"),
+)
+
 FORWARD_MODEL = ("model.cpp", "parts.cpp")
 
 FORWARD = Simulated(
@@ -173,6 +180,7 @@ FORWARD = Simulated(
             "return min(p->seqlen_k, row + ((group + 1) << p->log2_rows) + p->highest);",
             "(void)p; return scheduled_for_last(row, group);",
         ),
+        *NO_HALVES,
     ),
     tiles_and_steps=((4, 4), (2, 9)),
     mutations=MUTATIONS,
@@ -204,7 +212,37 @@ WINDOWED = replace(
             "up_to_the_first_key",
             (("top + 1 - bottom_tile(tile.row,", "top + 1 - 0 * bottom_tile(tile.row,"),),
         ),
-        Mutation("plain_steps_past_the_end", (("min(PLAIN_STEPS_END(), now.key_tiles)", "now.key_tiles + 1"),)),
+        Mutation("plain_steps_past_the_end", (("min(PLAIN_STEPS_END(), WHOLE_STEPS())", "now.key_tiles + 1"),)),
+        Mutation(
+            "left_before_the_first_key",
+            (("? tile->last + 1 - bottom_tile(tile->row + (group", "? tile->last - bottom_tile(tile->row + (group"),),
+        ),
+        Mutation("no_turn_after_it_left", (("while (t < now.key_tiles) PASS_ON_AFTER();", ""),)),
+        Mutation(
+            "keys_of_a_step_that_it_left",
+            (("pair = stage_after(pair); t++;", "t++;"),),
+        ),
+        Mutation(
+            "nothing_loaded_after_it_left",
+            (
+                (
+                    "take_turn(TURN + group); HAND_OVER(GOES_ON(), LOAD_ANY);",
+                    "take_turn(TURN + group); give_turn(GOES_ON(), next_turn);",
+                ),
+            ),
+        ),
+        Mutation(
+            "not_awaited_after_it_left",
+            (("t++; AWAIT_PAIR_AT_LENGTH();", "t++;"),),
+        ),
+        Mutation(
+            "the_last_turn_as_if_nobody_had_left",
+            (("next.key_tiles == 0 && (!LEAVES_EARLY || t >= now.key_tiles)", "next.key_tiles == 0"),),
+        ),
+        Mutation(
+            "a_turn_after_the_last",
+            (("next.key_tiles == 0 && (!LEAVES_EARLY || t >= now.key_tiles)", "next.key_tiles == 0 && 0"),),
+        ),
     ),
 )
 

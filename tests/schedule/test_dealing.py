@@ -183,6 +183,12 @@ WRONG_DEALS = {
     "masks_of_the_first_warpgroup": ("OWN_TILES ? group : 0), 0)", "0 * group), 0)"),
     "too_few_steps_of_others": ("WARPGROUPS - 1) - tile->last;", "0) - tile->last;"),
     "a_key_tile_of_the_window_left_out": ("lowest, 0) / TILE_K, top)", "lowest, 0) / TILE_K + 1, top)"),
+    "no_warpgroup_leaves_early": (
+        "tile->row + (group << p->log2_rows), tile->last, lowest)",
+        "tile->row, tile->last, lowest)",
+    ),
+    "a_last_half_that_is_seen_left_out": ("tile->last * TILE_K + TILE_K / 2);", "tile->last * TILE_K + TILE_K);"),
+    "a_first_half_that_is_seen_left_out": ("steps) * TILE_K + TILE_K / 2);", "steps) * TILE_K);"),
     "a_window_that_ends_unmasked": ("(max(last_row + lowest, 0) + TILE_K - 1)", "max(last_row + lowest, 0)"),
 }
 
@@ -192,10 +198,10 @@ WRONG_DEALS = {
 @pytest.mark.parametrize("wrong", WRONG_DEALS.values(), ids=WRONG_DEALS.keys())
 def test_a_wrong_deal_is_found(tmp_path: Path, wrong: Substitution) -> None:
     # two warpgroups at head_dim 256 serve most of these calls with that head_dim: rows of one segment, and of several,
-    # and windows
+    # and windows; three at 64 windows, too, of which each ends where its own rows do
     calls = [*BUSY, *SEGMENTS]
     calls += [call._replace(left=700, right=30) for call in calls]
-    chosen = [*FORWARD.kernels[-2:], WINDOWED.kernels[-1]]
+    chosen = [*FORWARD.kernels[-2:], WINDOWED.kernels[-1], WINDOWED.kernels[1]]
     for kernel in chosen:
         dealt_well(deal(tmp_path, kernel, calls, ()))
     with pytest.raises(AssertionError):

@@ -15,7 +15,8 @@
  * multiprocessor fill the gaps.
  *
  * If OWN_TILES, a warpgroup whose rows do not see the last key tile of the query tile gives its turns on until it comes
- * to one that they see.
+ * to one that they see. If LEAVES_EARLY, one whose rows have come to their window's first key tile stores them, and
+ * gives on the turns that are left of the query tile.
  *
  * After the last key tile there is P v left: if SEAMLESS, S(0) of the next query tile follows it in one step, and O is
  * stored while S(0) is computed. Else the last step is P v alone, and step 0 S(0).
@@ -83,6 +84,9 @@
 #define MASKED_STEPS() masked_steps(&now)
 #define PLAIN_STEPS_END() plain_end(&now)
 #define ROW_END(tile) OF_ENTRY(&(tile), row_end)
+#define OWN_STEPS() now.key_tiles
+#define BEGINS_WITH_HALF() 0
+#define ENDS_WITH_HALF() 0
 #else
 #if WINDOWED
 #define MORE_PARAMETERS , const __grid_constant__ dhp_fwd_window window
@@ -103,6 +107,9 @@
 #define IS_BAD(tile) 0
 #define MASKED_STEPS() masked_steps(&p, &now, group)
 #define PLAIN_STEPS_END() plain_end(&p, &now, group, LOWEST)
+#define OWN_STEPS() own_steps(&p, &now, group, LOWEST)
+#define BEGINS_WITH_HALF() begins_with_half(&p, &now, group)
+#define ENDS_WITH_HALF() ends_with_half(&p, &now, group, LOWEST)
 #define ROW_END(tile) p.seqlen_q
 #endif
 
@@ -263,6 +270,9 @@ dhp_attention_fwd(const __grid_constant__ CUtensorMap q_map, const __grid_consta
 /* Into the stage of step `done`, for STAGES steps later: of this query tile, or of the next one. */
 #define LOAD_ANY(done) load_pair(arrived, &load, pairs_full, index_before(pair.index), (done) + STAGES, &now, &next)
 
+/* The steps before that over a last half. */
+#define WHOLE_STEPS() (OWN_STEPS() - ENDS_WITH_HALF())
+
 /* The steps that need no mask; without a list only those that ask for this query tile's own pairs. */
 #if !HAS_FIRST_KEYS
 #define HAS_PLAIN_STEPS (!ASKS_EARLY)
@@ -271,7 +281,7 @@ dhp_attention_fwd(const __grid_constant__ CUtensorMap q_map, const __grid_consta
 #define LOAD_PLAIN(done) load_own_pair(arrived, &load, pairs_full, index_before(pair.index), (done) + STAGES, &now)
 #else
 #define HAS_PLAIN_STEPS 1
-#define READ_PLAIN_END() const int plain = min(PLAIN_STEPS_END(), now.key_tiles)
+#define READ_PLAIN_END() const int plain = min(PLAIN_STEPS_END(), WHOLE_STEPS())
 #define PLAIN_END plain
 #define LOAD_PLAIN LOAD_ANY
 #endif
@@ -346,42 +356,53 @@ dhp_attention_fwd(const __grid_constant__ CUtensorMap q_map, const __grid_consta
                                       : mbarrier_wait_end(pairs_full + 8 * pair.index, pair.parity, p.zero, there)
 #define WAIT_AT_THE_END() t += LATE_UNLESS(AWAITS_EARLY ? here : AWAIT_PAIR())
 
-/* Measured: of a list two kernels have no registers for bits. */
-#define MASKING (WINDOWED ? BY_BITS : COMPARED)
+/* Measured: of a list two kernels have no registers for bits, and halves no predicates. */
+#define MASKING(part) (WINDOWED && (part) == WHOLE ? BY_BITS : COMPARED)
 
 /* Measured (docs/kernel.md), of kernels with 2 and 3 warpgroups at 128 and 64. */
 #define PLAIN_CALLS (!LISTED && !WINDOWED)
-#define TWO_MAXIMA (!FORM && ((HEAD_DIM == 128 && LISTED) || (HEAD_DIM == 64 && ONE_SEGMENT && PLAIN_CALLS)))
+#define TWO_MAXIMA (!FORM && ((HEAD_DIM == 128 && LISTED) || (HEAD_DIM == 64 && ONE_SEGMENT)))
 #define WAITS_FOR_OWN (!FORM && ((HEAD_DIM == 128 && PLAIN_CALLS && !ONE_SEGMENT) || (HEAD_DIM == 64 && LISTED)))
-#define WAITS_FOR_BOTH (HEAD_DIM == 128 && PLAIN_CALLS && ONE_SEGMENT)
-#define ORDER                                       \
-  (WARPGROUPS == 1  ? ANY_ORDER                     \
-   : TWO_MAXIMA     ? (softmax_order){2, {8, 8}, 0} \
-   : WAITS_FOR_OWN  ? (softmax_order){1, {3, 2}, 0} \
-   : WAITS_FOR_BOTH ? (softmax_order){1, {8, 0}, 1} \
-                    : ANY_ORDER)
+#define WAITS_FOR_BOTH ((HEAD_DIM == 128 && PLAIN_CALLS && ONE_SEGMENT) || (HEAD_DIM == 64 && WINDOWED))
+#define WAITS_FROM {WAITS_FOR_OWN ? 3 : 8, WAITS_FOR_OWN ? 2 : WAITS_FOR_BOTH ? 0 : 8}
+#define ORDER (WARPGROUPS == 1 ? ANY_ORDER : (softmax_order){TWO_MAXIMA ? 2 : 1, WAITS_FROM, WAITS_FOR_BOTH})
 
-/* Softmax of S(t). */
-#define SOFTMAX(masked, LOAD)                                                                      \
-  do {                                                                                             \
-    const int column = FIRST_KEY(t) + lane % 4 * 2;                                                \
-    int limit[THREAD_ROWS];                                                                        \
-    for (int r = 0; r < THREAD_ROWS; r++)                                                          \
-      limit[r] = row[r].last_key - column;                                                         \
-    SET_FIRST_COLUMNS(column);                                                                     \
-    CAP_SCORES();                                                                                  \
-    float scale[THREAD_ROWS];                                                                      \
-    softmax_shift(s, &stats, scale, &p, limit, FIRST_COLUMNS, masked ? MASKING : UNMASKED, ORDER); \
-    if (masked) KEEP_HIDDEN(t);                                                                    \
-    ASK_EARLY(LOAD);                                                                               \
-    END_WAIT();                                                                                    \
-    softmax_exponentials(s, &stats, scale, ORDER);                                                 \
-    t++;                                                                                           \
-    WAIT_AT_THE_END();                                                                             \
+/* Of a part of a key tile: its keys, how many lie before them, and what a thread holds of their scores. */
+#define KEYS_OF(part) ((part) == WHOLE ? TILE_K : TILE_K / 2)
+#define KEYS_BEFORE(part) ((part) == LAST_HALF ? TILE_K / 2 : 0)
+#define SCORES_OF(part) (KEYS_OF(part) / 2)
+#define S_OF(part) (s + KEYS_BEFORE(part) / 2)
+
+/* Softmax of a part of S(t). */
+#define SOFTMAX(part, masked, LOAD)                                                     \
+  do {                                                                                  \
+    const int column = FIRST_KEY(t) + KEYS_BEFORE(part) + lane % 4 * 2;                 \
+    int limit[THREAD_ROWS];                                                             \
+    for (int r = 0; r < THREAD_ROWS; r++)                                               \
+      limit[r] = row[r].last_key - column;                                              \
+    SET_FIRST_COLUMNS(column);                                                          \
+    CAP_SCORES();                                                                       \
+    float scale[THREAD_ROWS];                                                           \
+    softmax_shift<SCORES_OF(part)>(S_OF(part), &stats, scale, &p, limit, FIRST_COLUMNS, \
+                                   masked ? MASKING(part) : UNMASKED, ORDER);           \
+    if (masked) KEEP_HIDDEN(t);                                                         \
+    ASK_EARLY(LOAD);                                                                    \
+    END_WAIT();                                                                         \
+    softmax_exponentials<SCORES_OF(part)>(S_OF(part), &stats, scale, ORDER);            \
+    t++;                                                                                \
+    WAIT_AT_THE_END();                                                                  \
   } while (0)
 
-/* Step t > 0, with the mask or without, and with which of the two loads. */
-#define RUN_STEP(masked, LOAD)            \
+/* P of a part of a key tile; that of the other half is 0. */
+#define PACK(part)                                                                          \
+  do {                                                                                      \
+    pack_probabilities<SCORES_OF(part)>(probabilities + KEYS_BEFORE(part) / 4, S_OF(part)); \
+    _Pragma("unroll") for (int i = 0; i < (SCORES - SCORES_OF(part)) / 2; i++)              \
+        probabilities[i + (KEYS_OF(part) - KEYS_BEFORE(part)) / 4] = 0;                     \
+  } while (0)
+
+/* Step t > 0 over a part of its key tile, with the mask or without, and with which of the two loads. */
+#define RUN_STEP_OVER(part, masked, LOAD) \
   do {                                    \
     BEGIN_STEP();                         \
     ISSUE_SCORES();                       \
@@ -390,11 +411,12 @@ dhp_attention_fwd(const __grid_constant__ CUtensorMap q_map, const __grid_consta
     pair = stage_after(pair);             \
     BEGIN_WAIT();                         \
     wgmma_wait(1);                        \
-    SOFTMAX(masked, LOAD);                \
+    SOFTMAX(part, masked, LOAD);          \
     wgmma_wait(0);                        \
     rescale_output(o, stats.rescale);     \
-    pack_probabilities(probabilities, s); \
+    PACK(part);                           \
   } while (0)
+#define RUN_STEP(masked, LOAD) RUN_STEP_OVER(WHOLE, masked, LOAD)
 
 /* Rows may see keys from a first one on. */
 #if HAS_FIRST_KEYS
@@ -477,6 +499,13 @@ dhp_attention_fwd(const __grid_constant__ CUtensorMap q_map, const __grid_consta
     load_skipped(arrived, &load, pairs_full, pair.index, &now, &next); \
   } while (0)
 
+/* The next step's pair, however late it is. */
+#define AWAIT_PAIR_AT_LENGTH()        \
+  do {                                \
+    t += LATE_UNLESS(AWAIT_PAIR());   \
+    if (t >= LATE) AWAIT_LATE_PAIR(); \
+  } while (0)
+
 /* A step of others before this warpgroup's first one: it gives its turn on, and awaits the next step's pair. */
 #define PASS_ON()                                               \
   do {                                                          \
@@ -484,8 +513,23 @@ dhp_attention_fwd(const __grid_constant__ CUtensorMap q_map, const __grid_consta
     give_turn(1, next_turn);                                    \
     pair = stage_after(pair);                                   \
     bar_arrive(ASKS_EARLY, FINISHED + pair.index, CTA_THREADS); \
-    t += LATE_UNLESS(AWAIT_PAIR());                             \
-    if (t >= LATE) AWAIT_LATE_PAIR();                           \
+    AWAIT_PAIR_AT_LENGTH();                                     \
+  } while (0)
+
+/* Whether somebody takes a turn after this one: the last warpgroup's last one of all is nobody's to take. */
+#define GOES_ON() (!(is_last_group && next.key_tiles == 0 && (!LEAVES_EARLY || t >= now.key_tiles)))
+
+/*
+ * The steps of others after this warpgroup's last one, whose P v has ended. The last warpgroup goes on asking for
+ * pairs.
+ */
+#define PASS_ON_AFTER()             \
+  do {                              \
+    pair = stage_after(pair);       \
+    t++;                            \
+    AWAIT_PAIR_AT_LENGTH();         \
+    take_turn(TURN + group);        \
+    HAND_OVER(GOES_ON(), LOAD_ANY); \
   } while (0)
 
 #define IS_PART() (IS_SPLIT | (!JOINS_SEGMENTS & (NEXT_SEGMENT() >= 0)))
@@ -581,13 +625,13 @@ dhp_attention_fwd(const __grid_constant__ CUtensorMap q_map, const __grid_consta
   } while (0)
 
 /* Step 0 ends: the softmax of S(0). */
-#define END_STEP_0()                      \
-  do {                                    \
-    BEGIN_WAIT();                         \
-    wgmma_wait(0);                        \
-    SOFTMAX(1, LOAD_ANY);                 \
-    pack_probabilities(probabilities, s); \
-    CLEAR_BEYOND();                       \
+#define END_STEP_0(part)        \
+  do {                          \
+    BEGIN_WAIT();               \
+    wgmma_wait(0);              \
+    SOFTMAX(part, 1, LOAD_ANY); \
+    PACK(part);                 \
+    CLEAR_BEYOND();             \
   } while (0)
 
 /*
@@ -609,7 +653,7 @@ dhp_attention_fwd(const __grid_constant__ CUtensorMap q_map, const __grid_consta
     wgmma_wait(1);                              \
     for (int r = 0; r < THREAD_ROWS; r++)       \
       STORE_OUTPUT(tile_of_done, stored[r], r); \
-    END_STEP_0();                               \
+    END_STEP_0(WHOLE);                          \
   } while (0)
 
 /*
@@ -634,18 +678,18 @@ dhp_attention_fwd(const __grid_constant__ CUtensorMap q_map, const __grid_consta
     now = next;                                                                         \
     BEGIN_ROWS();                                                                       \
     LOOK_AHEAD();                                                                       \
-    END_STEP_0();                                                                       \
+    END_STEP_0(WHOLE);                                                                  \
   } while (0)
 
 /* The last step of a segment, P v alone. */
-#define FINISH_OUTPUT()                                           \
-  do {                                                            \
-    BEGIN_STEP();                                                 \
-    if (!ASKS_AHEAD) ASK_QUERIES();                               \
-    wgmma_fence();                                                \
-    ISSUE_OUTPUT();                                               \
-    HAND_OVER(!(is_last_group && next.key_tiles == 0), LOAD_ANY); \
-    SET_POISON();                                                 \
+#define FINISH_OUTPUT()             \
+  do {                              \
+    BEGIN_STEP();                   \
+    if (!ASKS_AHEAD) ASK_QUERIES(); \
+    wgmma_fence();                  \
+    ISSUE_OUTPUT();                 \
+    HAND_OVER(GOES_ON(), LOAD_ANY); \
+    SET_POISON();                   \
   } while (0)
 
 /* It is the only one of its query tile: O becomes the output. Without something behind its last store that is on no
@@ -720,21 +764,24 @@ dhp_attention_fwd(const __grid_constant__ CUtensorMap q_map, const __grid_consta
     give_turn(1, next_turn);
     pair = stage_after(pair);
     LOOK_AHEAD();
-    END_STEP_0();
+    if (BEGINS_WITH_HALF())
+      END_STEP_0(FIRST_HALF);
+    else
+      END_STEP_0(WHOLE);
 
 #pragma unroll 1
     for (;;) {
       /* Steps 1 to key_tiles - 1. Most of them ask for this segment's own pairs only. Masks of windows are in the last
        * ones, too. */
 #pragma unroll 1
-      while (t < min(MASKED_STEPS(), now.key_tiles))
+      while (t < min(MASKED_STEPS(), WHOLE_STEPS()))
         RUN_STEP(1, LOAD_ANY);
       READ_PLAIN_END();
 #pragma unroll 1
       while (HAS_PLAIN_STEPS && t < PLAIN_END)
         RUN_STEP(0, LOAD_PLAIN);
 #pragma unroll 1
-      while (t < now.key_tiles)
+      while (t < WHOLE_STEPS())
         RUN_STEP(HAS_FIRST_KEYS, LOAD_ANY);
       if (SEAMLESS) t += LATE_QUERIES(ASKED_QUERIES);
       if (SEAMLESS & (t < LATE) & (next.key_tiles > 0) & !IS_SPLIT & !RESUMES() & (NEXT_SEGMENT() < 0))
@@ -748,6 +795,10 @@ dhp_attention_fwd(const __grid_constant__ CUtensorMap q_map, const __grid_consta
         break;
     }
 
+    if (ENDS_WITH_HALF()) {
+      RUN_STEP_OVER(LAST_HALF, 1, LOAD_ANY);
+      if (t >= LATE) AWAIT_LATE_PAIR();
+    }
     FINISH_OUTPUT();
     if (!IS_PART() & !RESUMES())
       STOP();
@@ -755,6 +806,11 @@ dhp_attention_fwd(const __grid_constant__ CUtensorMap q_map, const __grid_consta
       STOP_AS_PART();
     else
       STOP_AS_LAST();
+#if LEAVES_EARLY
+#pragma unroll 1
+    while (t < now.key_tiles)
+      PASS_ON_AFTER();
+#endif
     now = next;
     /* if SEAMLESS, q has been awaited in the inner loop */
     if (!SEAMLESS) t += LATE_QUERIES(now.key_tiles > 0);

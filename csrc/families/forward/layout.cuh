@@ -29,6 +29,19 @@ typedef dhp_fwd_params kernel_params;
  */
 #define OWN_TILES (ONE_SEGMENT && WARPGROUPS > 1 && !SEAMLESS)
 
+/* And it ends with the first one that they see, which only a window has: others' first key tiles come after that. With
+ * two stages, at head_dim 256, nothing was gained. */
+#define LEAVES_EARLY (OWN_TILES && WINDOWED && STAGES > 2)
+
+/*
+ * Of the last key tile that a warpgroup's rows see they may see the first half only, and within a window of the first
+ * one the last half. Then there is no softmax of the other half: at head_dim 64 exponentials are what a step waits for.
+ */
+#define HALF_TILES (HEAD_DIM == 64 && ONE_SEGMENT)
+
+/* Of a key tile, what a softmax is over. */
+typedef enum part_of_tile { WHOLE, FIRST_HALF, LAST_HALF } part_of_tile;
+
 enum {
   BOXES = HEAD_DIM / BOX_COLUMNS, /* 64-column boxes along head_dim */
   Q_BOX_BYTES = ROWS * ROW_BYTES,

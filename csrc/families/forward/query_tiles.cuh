@@ -1,7 +1,7 @@
 /*
  * query_tiles.cuh - the device's half of the static schedule: which query tiles a CTA computes, one after another. The
- * host's half is schedule.c. Before this header: WARPGROUPS, ROWS, TILE_K, SEGMENT_TILES, ONE_SEGMENT, WINDOWED and
- * OWN_TILES.
+ * host's half is schedule.c. Before this header: WARPGROUPS, ROWS, TILE_K, SEGMENT_TILES, ONE_SEGMENT, WINDOWED,
+ * OWN_TILES and LEAVES_EARLY.
  *
  * Items are dealt to CTAs in rounds: first head groups in order, then a list.
  *
@@ -95,6 +95,24 @@ static __device__ __forceinline__ query_tile nth_query_tile(const dhp_fwd_params
  * be less. */
 static __device__ __forceinline__ int masked_steps(const dhp_fwd_params *p, const query_tile *tile, int group) {
   return tile->last + 1 - max(seen_by_first(p, tile->row, OWN_TILES ? group : 0), 0) / TILE_K;
+}
+
+/* The steps of this warpgroup: from the key tile where it begins to the first one that its rows see; at least one. */
+static __device__ __forceinline__ int own_steps(const dhp_fwd_params *p, const query_tile *tile, int group,
+                                                int lowest) {
+  return LEAVES_EARLY ? tile->last + 1 - bottom_tile(tile->row + (group << p->log2_rows), tile->last, lowest)
+                      : tile->key_tiles;
+}
+
+/* Whether this warpgroup sees only the first half of the key tile where it begins; and only the last half of the one
+ * where it ends, if that is another. */
+static __device__ __forceinline__ int begins_with_half(const dhp_fwd_params *p, const query_tile *tile, int group) {
+  return HALF_TILES & (seen_by_last(p, tile->row, group) <= tile->last * TILE_K + TILE_K / 2);
+}
+static __device__ __forceinline__ int ends_with_half(const dhp_fwd_params *p, const query_tile *tile, int group,
+                                                     int lowest) {
+  const int steps = own_steps(p, tile, group, lowest), first_key = tile->row + (group << p->log2_rows) + lowest;
+  return (HALF_TILES && WINDOWED) & (steps > 1) & (first_key >= (tile->last + 1 - steps) * TILE_K + TILE_K / 2);
 }
 
 static __device__ __forceinline__ int plain_end(const dhp_fwd_params *p, const query_tile *tile, int group,

@@ -46,7 +46,7 @@ static dhp_tensor tensor(long long batch, long long heads, long long rows, long 
 }
 
 /* Of dhp_fwd_window. */
-[[maybe_unused]] static int lowest_of(const Call &c) {
+static int lowest_of(const Call &c) {
   return (int)std::min<int64_t>(std::max<int64_t>(c.offset - c.left, -c.seqlen_q), c.seqlen_k);
 }
 
@@ -145,6 +145,21 @@ static void check_mask(const Deal &d, const query_tile &w, int group) {
 #endif
 }
 
+/* Its own steps, and whether of the key tile where it begins, or ends, it sees a half only. */
+static void check_own(const Deal &d, const query_tile &w, int group) {
+  const int64_t first = w.row + group * rows_of_group(d), last = first + rows_of_group(d) - 1;
+  const int64_t bottom = std::min<int64_t>(first_of(d.call, first) / TILE_K, w.last);
+  const int64_t steps = LEAVES_EARLY ? w.last + 1 - bottom : w.key_tiles;
+  require(own_steps(&d.p, &w, group, lowest_of(d.call)) == steps, "the wrong number of a warpgroup's steps", d.call);
+  const int64_t seen = std::min<int64_t>(seen_by(d.call, last), d.p.seqlen_k);
+  require(begins_with_half(&d.p, &w, group) == (HALF_TILES && seen <= (int64_t)w.last * TILE_K + TILE_K / 2),
+          "a half of the last key tile is left out, or is not", d.call);
+  const int64_t half = (w.last + 1 - steps) * TILE_K + TILE_K / 2;
+  require(ends_with_half(&d.p, &w, group, lowest_of(d.call)) ==
+              (HALF_TILES && WINDOWED && steps > 1 && first_of(d.call, first) >= half),
+          "a half of the first key tile is left out, or is not", d.call);
+}
+
 /* Another warpgroup is at the same query tile, and begins with the last key tile that its rows see. */
 static void check_group(const Deal &d, const query_tile &w, int nth, int from, int group) {
   const query_tile own = nth_query_tile(&d.p, nth, from, group, lowest_of(d.call));
@@ -156,6 +171,7 @@ static void check_group(const Deal &d, const query_tile &w, int nth, int from, i
           d.call);
   require(!OWN_TILES || steps_before(&d.p, &own) == w.last - last, "the wrong number of steps of others", d.call);
   check_mask(d, own, group);
+  if (ONE_SEGMENT) check_own(d, own, group);
 }
 
 /* What all CTAs do, checked; returns how busy they are kept. */
@@ -174,6 +190,7 @@ static double check(const Call &c, const dhp_plan &plan, const dhp_fwd_params &p
     while (w.key_tiles > 0) {
       is_split ? check_split(d, w, nth) : check_next(d, w);
       check_mask(d, w, WARPGROUPS - 1);
+      if (ONE_SEGMENT) check_own(d, w, WARPGROUPS - 1);
       for (int group = 0; group < WARPGROUPS - 1; group++)
         check_group(d, w, nth, from, group);
       from = ONE_SEGMENT ? -1 : next_segment(&p, &w);

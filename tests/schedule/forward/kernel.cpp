@@ -28,8 +28,12 @@ static int scheduled_for_last(int row, int group) {
   return (at.first_tile + at.key_tiles - at.unseen[group]) * TILE_K;
 }
 #if WINDOWED
-/* The first key tile that the query tile sees, and the step from which on masks are needed again. */
-static int scheduled_for_bottom(int row) { return forward::tile_with(row).first_tile; }
+/* The first key tile that rows see from this one on, which a query tile or a warpgroup's part begins with; and the step
+ * from which on masks are needed again. */
+static int scheduled_for_bottom(int row) {
+  const forward::QueryTile &at = forward::tile_with(row);
+  return at.first_tile + at.left[(row - at.row) / ROWS];
+}
 static int scheduled_for_plain_end(int row) { return forward::tile_with(row).plain_end; }
 #endif
 #endif
@@ -61,6 +65,7 @@ extern const forward::Shape forward::shape = {
     DHP_SHARED_ALIGN + SHARED_V,
     DHP_SHARED_ALIGN + SHARED_BARRIERS,
     OWN_TILES != 0,
+    LEAVES_EARLY != 0,
     LISTED != 0,
     WINDOWED != 0,
     SEGMENT_TILES,

@@ -95,9 +95,7 @@ bool forward::is_close(double x, double expected) { return fabs(x - expected) <=
 
 const QueryTile &forward::tile_at(int nth) { return tiles[std::min((size_t)nth, tiles.size() - 1)]; }
 
-const QueryTile &forward::tile_with(int row) {
-  return *std::find_if(tiles.begin(), tiles.end(), [=](const QueryTile &tile) { return tile.row == row; });
-}
+const QueryTile &forward::tile_with(int row) { return tile_at(row / ROWS_APART); }
 
 int forward::tile_count() { return (int)tiles.size(); }
 
@@ -139,7 +137,7 @@ void list_visits(int group) {
   for (Segment &segment : segments) {
     if (!segment.resumes) first_of_rows = (int)own.size();
     const int unseen = segment.resumes ? 0 : segment.of->unseen[group];
-    for (int i = unseen; i < segment.key_tiles; i++)
+    for (int i = unseen; i < segment.key_tiles - segment.of->left[group]; i++)
       own.push_back({&segment, segment.last - i, i == unseen});
     segment.first_of_rows[group] = first_of_rows;
     segment.end[group] = (int)own.size();
@@ -158,6 +156,9 @@ void hide_tiles(QueryTile *tile) {
   int unseen = 0;
   for (int group = shape.warpgroups - 1; shape.own_tiles && group-- > 0;)
     tile->unseen[group] = unseen = std::min(unseen + sim::random(2), tile->key_tiles - 1);
+  int left = 0; /* the first warpgroup's rows see the first key tile */
+  for (int group = 1; shape.leaves_early && group < shape.warpgroups; group++)
+    tile->left[group] = left = std::min(left + sim::random(2), tile->key_tiles - 1 - tile->unseen[group]);
 }
 
 } // namespace
@@ -169,12 +170,21 @@ sim::Layout model::begin(const std::vector<int> &lengths) {
     const int n = lengths[(size_t)i];
     const int masked = sim::random(n + 1);
     if (shape.listed)
-      tiles.push_back(
-          {0, 0, 0, 512 * i, sim::random(shape.segment_tiles + 1), n, masked, 7 + 100000 * i, sim::random(n + 1), {}});
+      tiles.push_back({0,
+                       0,
+                       0,
+                       ROWS_APART * i,
+                       sim::random(shape.segment_tiles + 1),
+                       n,
+                       masked,
+                       7 + 100000 * i,
+                       sim::random(n + 1),
+                       {},
+                       {}});
     else if (shape.windowed) /* all within one segment */
-      tiles.push_back({i, 7 + i, 3 + 2 * i, 512 * i, sim::random(9), n, masked, 0, sim::random(n + 1), {}});
+      tiles.push_back({i, 7 + i, 3 + 2 * i, ROWS_APART * i, sim::random(9), n, masked, 0, sim::random(n + 1), {}, {}});
     else
-      tiles.push_back({i, 7 + i, 3 + 2 * i, 512 * i, 0, n, masked, 0, 0, {}});
+      tiles.push_back({i, 7 + i, 3 + 2 * i, ROWS_APART * i, 0, n, masked, 0, 0, {}, {}});
     hide_tiles(&tiles.back());
   }
   list_segments();

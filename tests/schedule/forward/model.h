@@ -17,9 +17,10 @@ struct QueryTile {
   int masked;                /* steps, counted over all segments */
   int key_row, plain_end;    /* key_row: of a tile in a list; else 0. plain_end: where there may be a window */
   int unseen[MAX_GROUPS];    /* of its last key tiles those that a warpgroup's own rows do not see */
+  int left[MAX_GROUPS];      /* and of its first ones, where a warpgroup leaves early */
 };
 const QueryTile &tile_at(int nth);   /* after the last: the last */
-const QueryTile &tile_with(int row); /* the one that begins there */
+const QueryTile &tile_with(int row); /* the one whose row this is */
 int tile_count();
 
 /* The constants of one kernel. rows: query rows of a warpgroup. */
@@ -30,6 +31,7 @@ struct Shape {
   int q_places;               /* one after another, each of all warpgroups */
   uint32_t q, k, v, barriers; /* shared addresses */
   bool own_tiles;             /* a warpgroup begins with the last key tile that its own rows see */
+  bool leaves_early;          /* and ends with the first one */
   bool listed;                /* tiles stand in a list: of one batch and head, with places among the keys */
   bool windowed;              /* without a list: the first key tiles are not seen */
   int segment_tiles;
@@ -39,6 +41,7 @@ struct Shape {
 };
 extern const Shape shape;
 
+enum { ROWS_APART = 512 };                                   /* from one query tile to the next */
 enum { HEADS = 64, SEQLEN_Q = 1 << 12, SEQLEN_K = 1 << 20 }; /* of the tensors that the simulated CTA works on */
 /* Addresses only: what is stored there the model keeps. */
 float *const LSE = reinterpret_cast<float *>(4096);
