@@ -186,6 +186,7 @@ MISTAKES: dict[str, Substitution] = {
     "mask_one_key_late": ("column <= limit[r]", "column <= limit[r] + 1"),
     "mask_of_another_column": ("lane % 4 * 2;", "lane % 4 * 2 + 1;"),
     "diagonal_left_unmasked": ("return tile->last + 1 - max(", "return tile->last - max("),
+    "the_other_half_not_zero": ("(part) == FIRST_HALF ? SCORES / 4 : 0) + i] = 0;", "0) + i] |= 0;"),
     "lanes_do_not_exchange": ("swap_across(&x[1], &x[3], in_quad & 2, 2);", ""),
     "rows_of_the_other_half": ("twos[i] = {o[(first + i) * 4 + 2 * r],", "twos[i] = {o[(first + i) * 4],"),
     "out_of_another_head": ("(HEAD_OF(of) + x.head) * p.out_stride[1]", "HEAD_OF(of) * p.out_stride[1]"),

@@ -106,6 +106,7 @@ MISTAKES: dict[str, Substitution] = {
     "last_key_hidden": ("columns_before(limit[r] + 1)", "columns_before(limit[r])"),
     "hidden_tile_rescales": ("SEES_NONE_OF(r, step) ? 1.f", "SEES_NONE_OF(r, step) ? stats.rescale[r]"),
     "a_tile_left_out": ("max(row + lowest, 0) / TILE_K, top)", "max(row + lowest, 0) / TILE_K + 1, top)"),
+    "half_a_tile_of_other_keys": ("FIRST_KEY(t) + KEYS_BEFORE(part)", "FIRST_KEY(t)"),
     "the_end_unmasked": ("(max(last_row + lowest, 0) + TILE_K - 1)", "max(last_row + lowest, 0)"),
     "rows_without_keys": ("row.last_key < row.first_key ? -1", "row.last_key < row.first_key ? row.last_key"),
 }  # fmt: skip

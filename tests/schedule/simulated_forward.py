@@ -159,10 +159,15 @@ MUTATIONS = (
     ),
 )
 
-# The model's tiles are seen whole: what a softmax is over is arithmetic between a product and its use.
-NO_HALVES = (
+# The model's tiles are seen whole. A first half differs in arithmetic alone, between a product and its use; a last half
+# is a step of its own, which every other warpgroup takes, over the whole tile.
+WHOLE_TILES = (
     ("return HALF_TILES & (seen_by_last(", "return 0 * HALF_TILES & (seen_by_last("),
-    ("return (HALF_TILES && WINDOWED) & (steps", "return 0 * (HALF_TILES && WINDOWED) & (steps"),
+    (
+        "& (first_key >= (tile->last + 1 - steps) * TILE_K + TILE_K / 2);",
+        "& (tile->row / forward::ROWS_APART + group + (first_key & 0)) % 2;",
+    ),
+    ("RUN_STEP_OVER(LAST_HALF, 1, LOAD_ANY);", "RUN_STEP_OVER(WHOLE, 1, LOAD_ANY);"),
 )
 
 FORWARD_MODEL = ("model.cpp", "parts.cpp")
@@ -180,7 +185,7 @@ FORWARD = Simulated(
             "return min(p->seqlen_k, row + ((group + 1) << p->log2_rows) + p->highest);",
             "(void)p; return scheduled_for_last(row, group);",
         ),
-        *NO_HALVES,
+        *WHOLE_TILES,
     ),
     tiles_and_steps=((4, 4), (2, 9)),
     mutations=MUTATIONS,
@@ -234,6 +239,15 @@ WINDOWED = replace(
         Mutation(
             "not_awaited_after_it_left",
             (("t++; AWAIT_PAIR_AT_LENGTH();", "t++;"),),
+        ),
+        Mutation(
+            "late_pairs_of_a_last_half_not_awaited_again",
+            (("LOAD_ANY); if (t >= LATE) AWAIT_LATE_PAIR(); }", "LOAD_ANY); }"),),
+            time_outs=True,
+        ),
+        Mutation(
+            "nothing_loaded_in_a_last_half",
+            (("RUN_STEP_OVER(WHOLE, 1, LOAD_ANY); if", "RUN_STEP_OVER(WHOLE, 1, (void)); if"),),
         ),
         Mutation(
             "the_last_turn_as_if_nobody_had_left",

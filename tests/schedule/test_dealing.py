@@ -198,7 +198,7 @@ WRONG_DEALS = {
 @pytest.mark.parametrize("wrong", WRONG_DEALS.values(), ids=WRONG_DEALS.keys())
 def test_a_wrong_deal_is_found(tmp_path: Path, wrong: Substitution) -> None:
     # two warpgroups at head_dim 256 serve most of these calls with that head_dim: rows of one segment, and of several,
-    # and windows; three at 64 windows, too, of which each ends where its own rows do
+    # and windows; three at 64 serve windows, too, and each ends where its own rows do
     calls = [*BUSY, *SEGMENTS]
     calls += [call._replace(left=700, right=30) for call in calls]
     chosen = [*FORWARD.kernels[-2:], WINDOWED.kernels[-1], WINDOWED.kernels[1]]

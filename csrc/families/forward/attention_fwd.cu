@@ -16,7 +16,8 @@
  *
  * If OWN_TILES, a warpgroup whose rows do not see the last key tile of the query tile gives its turns on until it comes
  * to one that they see. If LEAVES_EARLY, one whose rows have come to their window's first key tile stores them, and
- * gives on the turns that are left of the query tile.
+ * gives its turns on until the query tile ends. If HALF_TILES, the softmax of a key tile of which a warpgroup's rows
+ * see one half only, which is its last one or its first one, is over that half.
  *
  * After the last key tile there is P v left: if SEAMLESS, S(0) of the next query tile follows it in one step, and O is
  * stored while S(0) is computed. Else the last step is P v alone, and step 0 S(0).
@@ -270,7 +271,7 @@ dhp_attention_fwd(const __grid_constant__ CUtensorMap q_map, const __grid_consta
 /* Into the stage of step `done`, for STAGES steps later: of this query tile, or of the next one. */
 #define LOAD_ANY(done) load_pair(arrived, &load, pairs_full, index_before(pair.index), (done) + STAGES, &now, &next)
 
-/* The steps before that over a last half. */
+/* This warpgroup's steps, but for one over a last half. */
 #define WHOLE_STEPS() (OWN_STEPS() - ENDS_WITH_HALF())
 
 /* The steps that need no mask; without a list only those that ask for this query tile's own pairs. */
@@ -356,16 +357,21 @@ dhp_attention_fwd(const __grid_constant__ CUtensorMap q_map, const __grid_consta
                                       : mbarrier_wait_end(pairs_full + 8 * pair.index, pair.parity, p.zero, there)
 #define WAIT_AT_THE_END() t += LATE_UNLESS(AWAITS_EARLY ? here : AWAIT_PAIR())
 
-/* Measured: of a list two kernels have no registers for bits, and halves no predicates. */
+/* Measured. For bits two kernels with a list have no registers, and a softmax over half a tile no predicates. */
 #define MASKING(part) (WINDOWED && (part) == WHOLE ? BY_BITS : COMPARED)
 
 /* Measured (docs/kernel.md), of kernels with 2 and 3 warpgroups at 128 and 64. */
 #define PLAIN_CALLS (!LISTED && !WINDOWED)
-#define TWO_MAXIMA (!FORM && ((HEAD_DIM == 128 && LISTED) || (HEAD_DIM == 64 && ONE_SEGMENT)))
+#define TWO_MAXIMA (!FORM && ((HEAD_DIM == 128 && LISTED) || (HEAD_DIM == 64 && ONE_SEGMENT && PLAIN_CALLS)))
 #define WAITS_FOR_OWN (!FORM && ((HEAD_DIM == 128 && PLAIN_CALLS && !ONE_SEGMENT) || (HEAD_DIM == 64 && LISTED)))
-#define WAITS_FOR_BOTH ((HEAD_DIM == 128 && PLAIN_CALLS && ONE_SEGMENT) || (HEAD_DIM == 64 && WINDOWED))
-#define WAITS_FROM {WAITS_FOR_OWN ? 3 : 8, WAITS_FOR_OWN ? 2 : WAITS_FOR_BOTH ? 0 : 8}
-#define ORDER (WARPGROUPS == 1 ? ANY_ORDER : (softmax_order){TWO_MAXIMA ? 2 : 1, WAITS_FROM, WAITS_FOR_BOTH})
+#define WAITS_FOR_BOTH (HEAD_DIM == 128 && PLAIN_CALLS && ONE_SEGMENT)
+#define ORDER                                                   \
+  (WARPGROUPS == 1              ? ANY_ORDER                     \
+   : HEAD_DIM == 64 && WINDOWED ? (softmax_order){2, {8, 0}, 1} \
+   : TWO_MAXIMA                 ? (softmax_order){2, {8, 8}, 0} \
+   : WAITS_FOR_OWN              ? (softmax_order){1, {3, 2}, 0} \
+   : WAITS_FOR_BOTH             ? (softmax_order){1, {8, 0}, 1} \
+                                : ANY_ORDER)
 
 /* Of a part of a key tile: its keys, how many lie before them, and what a thread holds of their scores. */
 #define KEYS_OF(part) ((part) == WHOLE ? TILE_K : TILE_K / 2)
@@ -398,7 +404,7 @@ dhp_attention_fwd(const __grid_constant__ CUtensorMap q_map, const __grid_consta
   do {                                                                                      \
     pack_probabilities<SCORES_OF(part)>(probabilities + KEYS_BEFORE(part) / 4, S_OF(part)); \
     _Pragma("unroll") for (int i = 0; i < (SCORES - SCORES_OF(part)) / 2; i++)              \
-        probabilities[i + (KEYS_OF(part) - KEYS_BEFORE(part)) / 4] = 0;                     \
+        probabilities[((part) == FIRST_HALF ? SCORES / 4 : 0) + i] = 0;                     \
   } while (0)
 
 /* Step t > 0 over a part of its key tile, with the mask or without, and with which of the two loads. */
@@ -516,7 +522,8 @@ dhp_attention_fwd(const __grid_constant__ CUtensorMap q_map, const __grid_consta
     AWAIT_PAIR_AT_LENGTH();                                     \
   } while (0)
 
-/* Whether somebody takes a turn after this one: the last warpgroup's last one of all is nobody's to take. */
+/* Whether somebody takes a turn after this one, as after all but the last warpgroup's last one. Who does not leave
+ * early has no steps left. */
 #define GOES_ON() (!(is_last_group && next.key_tiles == 0 && (!LEAVES_EARLY || t >= now.key_tiles)))
 
 /*
@@ -771,8 +778,8 @@ dhp_attention_fwd(const __grid_constant__ CUtensorMap q_map, const __grid_consta
 
 #pragma unroll 1
     for (;;) {
-      /* Steps 1 to key_tiles - 1. Most of them ask for this segment's own pairs only. Masks of windows are in the last
-       * ones, too. */
+      /* The steps after step 0, but for one over a last half. Most of them ask for this segment's own pairs only. Masks
+       * of windows are in the last ones, too. */
 #pragma unroll 1
       while (t < min(MASKED_STEPS(), WHOLE_STEPS()))
         RUN_STEP(1, LOAD_ANY);

@@ -1,7 +1,7 @@
 /*
  * query_tiles.cuh - the device's half of the static schedule: which query tiles a CTA computes, one after another. The
  * host's half is schedule.c. Before this header: WARPGROUPS, ROWS, TILE_K, SEGMENT_TILES, ONE_SEGMENT, WINDOWED,
- * OWN_TILES and LEAVES_EARLY.
+ * OWN_TILES, LEAVES_EARLY and HALF_TILES.
  *
  * Items are dealt to CTAs in rounds: first head groups in order, then a list.
  *
@@ -97,7 +97,8 @@ static __device__ __forceinline__ int masked_steps(const dhp_fwd_params *p, cons
   return tile->last + 1 - max(seen_by_first(p, tile->row, OWN_TILES ? group : 0), 0) / TILE_K;
 }
 
-/* The steps of this warpgroup: from the key tile where it begins to the first one that its rows see; at least one. */
+/* The steps of this warpgroup, at least one: from the key tile where it begins to the first one that its rows see, if
+ * LEAVES_EARLY, else that the query tile sees. */
 static __device__ __forceinline__ int own_steps(const dhp_fwd_params *p, const query_tile *tile, int group,
                                                 int lowest) {
   return LEAVES_EARLY ? tile->last + 1 - bottom_tile(tile->row + (group << p->log2_rows), tile->last, lowest)

@@ -28,8 +28,8 @@ static int scheduled_for_last(int row, int group) {
   return (at.first_tile + at.key_tiles - at.unseen[group]) * TILE_K;
 }
 #if WINDOWED
-/* The first key tile that rows see from this one on, which a query tile or a warpgroup's part begins with; and the step
- * from which on masks are needed again. */
+/* The first key tile that rows from this one on see, the first one of a query tile or of a warpgroup; and the step from
+ * which on masks are needed again. */
 static int scheduled_for_bottom(int row) {
   const forward::QueryTile &at = forward::tile_with(row);
   return at.first_tile + at.left[(row - at.row) / ROWS];

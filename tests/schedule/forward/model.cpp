@@ -2,8 +2,8 @@
  * model.cpp - what a forward CTA has to multiply and to store.
  *
  * Checked: every product reads the q, k or v tile that comes next in its key loop, one segment of a query tile after
- * another; each query tile is stored where it belongs, after all its products; every key tile is visited. A warp that
- * gave up stores NaN only. What a segment leaves for another: parts.cpp.
+ * another; each query tile is stored where it belongs, after all its products; every key tile that a warpgroup's rows
+ * see is visited. A warp that gave up stores NaN only. What a segment leaves for another: parts.cpp.
  *
  * Numbers: all scores of a row with a key tile are equal, and so are all elements of a tile of v. So out and lse say
  * which tiles went into them, and with which weights; they differ between query tiles.
