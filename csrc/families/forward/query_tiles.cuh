@@ -91,12 +91,6 @@ static __device__ __forceinline__ query_tile nth_query_tile(const dhp_fwd_params
   return tile;
 }
 
-/* The steps before the first of these need the mask, and those from the second on, which only a window has; there may
- * be less. */
-static __device__ __forceinline__ int masked_steps(const dhp_fwd_params *p, const query_tile *tile, int group) {
-  return tile->last + 1 - max(seen_by_first(p, tile->row, OWN_TILES ? group : 0), 0) / TILE_K;
-}
-
 /* The steps of this warpgroup, at least one: from the key tile where it begins to the first one that its rows see, if
  * LEAVES_EARLY, else that the query tile sees. */
 static __device__ __forceinline__ int own_steps(const dhp_fwd_params *p, const query_tile *tile, int group,
@@ -114,6 +108,12 @@ static __device__ __forceinline__ int ends_with_half(const dhp_fwd_params *p, co
                                                      int lowest) {
   const int steps = own_steps(p, tile, group, lowest), first_key = tile->row + (group << p->log2_rows) + lowest;
   return (HALF_TILES && WINDOWED) & (steps > 1) & (first_key >= (tile->last + 1 - steps) * TILE_K + TILE_K / 2);
+}
+
+/* The steps before the first of these need the mask, and those from the second on, which only a window has; there may
+ * be less. */
+static __device__ __forceinline__ int masked_steps(const dhp_fwd_params *p, const query_tile *tile, int group) {
+  return tile->last + 1 - max(seen_by_first(p, tile->row, OWN_TILES ? group : 0), 0) / TILE_K;
 }
 
 static __device__ __forceinline__ int plain_end(const dhp_fwd_params *p, const query_tile *tile, int group,

@@ -170,21 +170,12 @@ sim::Layout model::begin(const std::vector<int> &lengths) {
     const int n = lengths[(size_t)i];
     const int masked = sim::random(n + 1);
     if (shape.listed)
-      tiles.push_back({0,
-                       0,
-                       0,
-                       ROWS_APART * i,
-                       sim::random(shape.segment_tiles + 1),
-                       n,
-                       masked,
-                       7 + 100000 * i,
-                       sim::random(n + 1),
-                       {},
-                       {}});
+      tiles.push_back({0, 0, 0, ROWS_APART * i, sim::random(shape.segment_tiles + 1), n, masked, 7 + 100000 * i,
+                       sim::random(n + 1)});
     else if (shape.windowed) /* all within one segment */
-      tiles.push_back({i, 7 + i, 3 + 2 * i, ROWS_APART * i, sim::random(9), n, masked, 0, sim::random(n + 1), {}, {}});
+      tiles.push_back({i, 7 + i, 3 + 2 * i, ROWS_APART * i, sim::random(9), n, masked, 0, sim::random(n + 1)});
     else
-      tiles.push_back({i, 7 + i, 3 + 2 * i, ROWS_APART * i, 0, n, masked, 0, 0, {}, {}});
+      tiles.push_back({i, 7 + i, 3 + 2 * i, ROWS_APART * i, 0, n, masked, 0, 0});
     hide_tiles(&tiles.back());
   }
   list_segments();

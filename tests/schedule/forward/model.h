@@ -13,11 +13,11 @@ enum { MAX_GROUPS = 3 }; /* warpgroups of a CTA */
 /* One query tile of the CTA, and which key tiles it sees. */
 struct QueryTile {
   int batch, head, key_head, row;
-  int first_tile, key_tiles; /* first_tile: where there may be a window; else 0 */
-  int masked;                /* steps, counted over all segments */
-  int key_row, plain_end;    /* key_row: of a tile in a list; else 0. plain_end: where there may be a window */
-  int unseen[MAX_GROUPS];    /* of its last key tiles those that a warpgroup's own rows do not see */
-  int left[MAX_GROUPS];      /* and of its first ones, where a warpgroup leaves early */
+  int first_tile, key_tiles;   /* first_tile: where there may be a window; else 0 */
+  int masked;                  /* steps, counted over all segments */
+  int key_row, plain_end;      /* key_row: of a tile in a list; else 0. plain_end: where there may be a window */
+  int unseen[MAX_GROUPS] = {}; /* of its last key tiles those that a warpgroup's own rows do not see */
+  int left[MAX_GROUPS] = {};   /* and of its first ones, where a warpgroup leaves early */
 };
 const QueryTile &tile_at(int nth);   /* after the last: the last */
 const QueryTile &tile_with(int row); /* the one whose row this is */
