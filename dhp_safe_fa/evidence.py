@@ -28,7 +28,7 @@ NOT_RUN = "NOT RUN"
 _WORDS = {
     "launch": "launch path",
     "family": "how it is put under test",
-    "kernels": "kernels of the same call",
+    "kernels": "kernels whose bits are compared",
     "shared": "what all gates share",
 }
 
@@ -96,7 +96,7 @@ class Evidence:
         if self.verdict(kernel, gate) == NOT_RUN:
             return []
         then = self.runs[entry["gates"][gate]["run"]]["digests"]
-        took_part = registry.gate(gate).took_part(entry["family"])
+        took_part = registry.gate(gate).took_part(kernel, entry["family"])
         changed = [part for part in took_part if part not in now or now[part] not in (None, then.get(part))]
         return [f"{_words(part)} changed since" for part in changed]
 

@@ -5,7 +5,7 @@
                     the Python between a caller and the operator. The inspection module is among them: by its plan a
                     gate chooses shapes that launch the kernel it means
     family FAMILY   how a family's kernels are put under test
-    kernels FAMILY  the machine code of all kernels of the same calls, with whose bits a kernel's are compared
+    kernels KERNEL  the machine code of that kernel and of all with whose bits its own are compared
     controls        the planted leaks, and the step of the build that some go through
     policy          the reviewed exceptions of the gate sass
     shared          the sources that all gates share
@@ -14,9 +14,10 @@
 The kernels' machine code is bound by its own hash, not by its sources. A host source takes part in the launch of a
 family unless all that it includes of csrc/families are families of other calls: what leads to the backward alone says
 nothing of the forward. Families are of one call if one includes headers of the other, or both those of a third;
-that none uses another's by the C ABI alone, a test finds in what is linked. A digest is over names
-and bytes, so a comment counts. A checkout and a wheel give the same digests: what a wheel has no sources of (csrc,
-tests/controls), the build has left in it. A part that cannot be had is None, and is not compared.
+that none uses another's by the C ABI alone, a test finds in what is linked. A digest is over the files' names and what
+they say (said.py): a comment does not count, but in controls, whose headers say what is expected of them. A checkout
+and a wheel give the same digests: what a wheel has no sources of (csrc, tests/controls), the build has left in it. A
+part that cannot be had is None, and is not compared.
 """
 
 from __future__ import annotations
@@ -25,11 +26,13 @@ import ast
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from .registry import GATES
+from .said import said
 
 _GATES = Path(__file__).resolve().parent
 _PACKAGE = _GATES.parent
@@ -42,9 +45,9 @@ PACKAGED = _GATES / "planted"
 # The checkout's, and the copy that a wheel has of it.
 _POLICIES = (ROOT / "audits" / "sass_policy.json", _GATES / "sass_policy.json")
 POLICY = next(filter(Path.exists, _POLICIES), _POLICIES[0])
-# Of the top of gates/ everything is shared, but for the list of gates and this file, which judge nothing: a new gate
-# does not make the verdicts of the others old.
-_JUDGE_NOTHING = ("registry.py", "provenance.py")
+# Of the top of gates/ everything is shared, but for the list of gates, this file and what it reads with, which judge
+# nothing: a new gate does not make the verdicts of the others old.
+_JUDGE_NOTHING = ("registry.py", "provenance.py", "said.py")
 # Between a caller and the operator.
 _FRONT = ("__init__.py", "_ops.py", "_segments.py", "_widths.py", "_windows.py", "_operator/*.py")
 # The folder of csrc without a say in what a GPU is given.
@@ -55,11 +58,11 @@ _INCLUDE = re.compile(r'^#include "([^"]+)"', re.MULTILINE)
 _NOT_LAUNCHED_BY = ("cubin_sha256", "registers", "spill_bytes")
 
 
-def digest(files: Iterable[Path], root: Path) -> str:
-    """SHA-256 over the files' names below root and their bytes, in the order of the names."""
+def digest(files: Iterable[Path], root: Path, read: Callable[[Path], bytes] = said) -> str:
+    """SHA-256 over the files' names below root and what is read of each, in the order of the names."""
     whole = hashlib.sha256()
     for name, path in sorted((path.relative_to(root).as_posix(), path) for path in files):
-        content = path.read_bytes()
+        content = read(path)
         whole.update(f"{name}\0{len(content)}\0".encode() + content)
     return whole.hexdigest()
 
@@ -102,13 +105,14 @@ def _calls(families_of: Mapping[Path, frozenset[str]], csrc: Path) -> dict[str, 
 
 
 def of_sources(root: Path) -> dict[str, Any]:
-    """What setup.py puts into a build: `all` of its sources, and of these what takes part in a `launch`, by family."""
+    """What setup.py puts into a build: `all` of its sources, by their bytes, and of these what takes part in a
+    `launch`, by family."""
     files, csrc = source_files(root), root / "csrc"
     host = [f for f in files if f.suffix in _LAUNCH_ENDINGS and f.relative_to(root).parts[:2] != _CPU]
     launch = {
         family: digest([root / "setup.py", *sources], root) for family, sources in launch_sources(host, csrc).items()
     }
-    return {"all": digest(files, root), "launch": launch}
+    return {"all": digest(files, root, Path.read_bytes), "launch": launch}
 
 
 def launch_sources(host: Iterable[Path], csrc: Path) -> dict[str, list[Path]]:
@@ -146,14 +150,21 @@ def of_launch(built: Mapping[str, str], kernels: Iterable[Mapping[str, Any]]) ->
 
 
 def of_kernels(built: Mapping[str, str], kernels: Iterable[Mapping[str, Any]]) -> dict[str, str]:
-    """"kernels FAMILY" for every family; arguments as of_launch's."""
-    codes: dict[str, list[str]] = {sources: [] for sources in built.values()}
-    for kernel in kernels:
-        codes[built[kernel["family"]]].append(f"{kernel['name']} {kernel['cubin_sha256']}")
-    return {
-        f"kernels {family}": hashlib.sha256("\n".join(sorted(codes[sources])).encode()).hexdigest()
-        for family, sources in built.items()
-    }
+    """"kernels KERNEL" for every kernel; arguments as of_launch's. Compared are kernels of the same calls, dtype and
+    head_dim: of others no bits can be equal. The only kernel of its family has all of its calls' to do with."""
+    kernels = list(kernels)
+    of_family = Counter(kernel["family"] for kernel in kernels)
+
+    def is_met(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+        serves_all = 1 in (of_family[one["family"]], of_family[other["family"]])
+        alike = all(one[key] == other[key] for key in ("dtype", "head_dim"))
+        return built[one["family"]] == built[other["family"]] and (serves_all or alike)
+
+    def digest_of(kernel: Mapping[str, Any]) -> str:
+        met = sorted(f"{other['name']} {other['cubin_sha256']}" for other in kernels if is_met(kernel, other))
+        return hashlib.sha256("\n".join(met).encode()).hexdigest()
+
+    return {f"kernels {kernel['name']}": digest_of(kernel) for kernel in kernels}
 
 
 def of_families(folder: Path = _GATES / "families") -> dict[str, str]:
@@ -187,7 +198,7 @@ def of_controls(sources: Path = CONTROLS, unbranch: Path = UNBRANCH) -> str | No
     """Of the checkout's sources, else as a wheel's build has written it down; None if there are no controls."""
     if sources.is_dir():
         step = unbranch.read_bytes() if unbranch.exists() else b""
-        return hashlib.sha256(digest(_below(sources), sources).encode() + step).hexdigest()
+        return hashlib.sha256(digest(_below(sources), sources, Path.read_bytes).encode() + step).hexdigest()
     manifest = PACKAGED / MANIFEST
     return str(json.loads(manifest.read_text())["sources"]) if manifest.exists() else None
 

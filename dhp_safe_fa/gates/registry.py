@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-# Parts that each family of kernels has for itself.
-BY_FAMILY = ("launch", "family", "kernels")
+# Parts that each family of kernels, and that each kernel has for itself.
+BY_FAMILY, BY_KERNEL = ("launch", "family"), ("kernels",)
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class Gate:
         purpose: one line for ``--help``.
         contracts: rows of README's table that rest on its verdicts alone.
         needs: what its verdict depends on beside machine code and the gates' own sources: names of provenance.py,
-            those of BY_FAMILY without the family.
+            those of BY_FAMILY and BY_KERNEL without the family's or the kernel's.
         executes: it runs kernels on a GPU, in the way that all such gates share (``subjects`` and ``verdict``).
         quick_is_evidence: a run with fewer repeats may be stored as evidence, and says so.
         draws: its module has ``plot(results, path)``.
@@ -36,9 +36,10 @@ class Gate:
     quick_is_evidence: bool = False
     draws: bool = False
 
-    def took_part(self, family: str) -> tuple[str, ...]:
-        """What its verdict on a kernel of that family depends on, by the names of provenance.py."""
-        needs = (f"{need} {family}" if need in BY_FAMILY else need for need in self.needs)
+    def took_part(self, kernel: str, family: str) -> tuple[str, ...]:
+        """What its verdict on that kernel, of that family, depends on, by the names of provenance.py."""
+        own = {**dict.fromkeys(BY_FAMILY, family), **dict.fromkeys(BY_KERNEL, kernel)}
+        needs = (f"{need} {own[need]}" if need in own else need for need in self.needs)
         return *needs, "shared", f"gate {self.name}"
 
 

@@ -122,13 +122,15 @@ def test_gates_from_stored_evidence(
 ) -> None:
     path = tmp_path / "evidence.json"
     monkeypatch.setattr(evidence, "CHECKOUT", path)
+    now = {**provenance.here(), "kernels fwd_float16_d64": "digest"}
+    monkeypatch.setattr(provenance, "here", lambda: now)
 
     def store(sha256: str, gpu: str = samples.H100.gpu, timing: str = "PASS", changed: Any = None) -> None:
         gates = {gate: {"verdict": "PASS", "run": 0} for gate in registry.NAMES}
         gates["timing"] = {"verdict": timing, "run": 0}
         kernels = {"fwd_float16_d64": {"family": "forward", "cubin_sha256": sha256, "gates": gates}}
         environment = {"gpu": gpu, "driver": samples.H100.driver, "commit": samples.COMMIT}
-        run = {"environment": environment, "quick": [], "digests": provenance.here() | (changed or {})}
+        run = {"environment": environment, "quick": [], "digests": now | (changed or {})}
         content = {"schema": evidence.SCHEMA, "runs": [run], "kernels": kernels}
         path.write_text(json.dumps(content))
 

@@ -15,7 +15,7 @@ KERNELS = [
 ]
 HELD = {str(kernel["name"]): str(kernel["cubin_sha256"]) for kernel in KERNELS}
 # What takes part in verdicts, by the names of provenance.py.
-OF_BUILD = [f"{part} {family}" for family in FAMILIES.values() for part in ("launch", "kernels")]
+OF_BUILD = [part for name, family in FAMILIES.items() for part in (f"launch {family}", f"kernels {name}")]
 NAMES = (*OF_BUILD, "controls", "policy", *provenance.of_gates())
 NOW: dict[str, str | None] = {name: f"digest of {name}" for name in NAMES}
 LISTINGS = {name: sha256[::-1] for name, sha256 in HELD.items()}

@@ -92,10 +92,11 @@ def assemble(
         for gate in entry["gates"].values():
             gate["run"] = used.index(gate["run"])
     known = {name: entry for name, entry in entries.items() if entry["gates"]}
+    heads = [_with_what_took_part(heads[place], known, index) for index, place in enumerate(used)]
     for limit in _NESTED_LIMITS:
         content = {
             "schema": evidence.SCHEMA,
-            "runs": [heads[index] for index in used],
+            "runs": heads,
             "kernels": {name: _shortened(entry, limit) for name, entry in known.items()},
         }
         if len(as_text(content)) <= MAX_BYTES:
@@ -113,6 +114,18 @@ def _head(run: Mapping[str, Any]) -> dict[str, Any]:
         "again": sorted(f"{gate} {name}" for gate, names in run.get("again", {}).items() for name in names),
         "sha256": digest(run),
     }
+
+
+def _with_what_took_part(head: Mapping[str, Any], entries: Mapping[str, Any], index: int) -> dict[str, Any]:
+    """The run without digests of what took part in no verdict that is stored of it. index: its place among the runs."""
+    parts = {
+        part
+        for name, entry in entries.items()
+        for gate, result in entry["gates"].items()
+        if result["run"] == index
+        for part in registry.gate(gate).took_part(name, entry["family"])
+    }
+    return {**head, "digests": {part: digest for part, digest in head["digests"].items() if part in parts}}
 
 
 def require_made_as_evidence(
@@ -146,7 +159,7 @@ def require_made_as_evidence(
         part
         for name in how["kernels"]
         for gate in how["gates"]
-        for part in registry.gate(gate).took_part(family_of[name])
+        for part in registry.gate(gate).took_part(name, family_of[name])
     }
     changed = [part for part in now if part in took_part and how["digests"].get(part) != now[part]]
     if changed:
@@ -223,8 +236,8 @@ def _failed(
     family = before.kernels[name]["family"]
     failed = list(old[gate].get("failed", ()))
     if old[gate]["verdict"] == FAIL:
-        failed.append(_basis(gate, family, before.runs[old[gate]["run"]]["digests"]))
-    if new["verdict"] == PASS and _basis(gate, family, now) in failed:
+        failed.append(_basis(gate, name, family, before.runs[old[gate]["run"]]["digests"]))
+    if new["verdict"] == PASS and _basis(gate, name, family, now) in failed:
         raise Refused(
             f"{name}: {gate} has failed on these bytes, with all taking part that takes part now: a second look takes "
             "no finding back"
@@ -232,9 +245,9 @@ def _failed(
     return {"failed": sorted(set(failed))} if failed else {}
 
 
-def _basis(gate: str, family: str, digests: Mapping[str, str | None]) -> str:
+def _basis(gate: str, kernel: str, family: str, digests: Mapping[str, str | None]) -> str:
     """All that takes part in a gate's verdict on a kernel of the family."""
-    return digest([[part, digests.get(part)] for part in registry.gate(gate).took_part(family)])
+    return digest([[part, digests.get(part)] for part in registry.gate(gate).took_part(kernel, family)])
 
 
 def _executed(gate: str, name: str, sha256: str, run: Mapping[str, Any]) -> dict[str, Any]:

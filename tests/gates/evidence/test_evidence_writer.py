@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from evidence_samples import HELD, KERNELS, LISTINGS, NOW, gate_result, some_content, some_run
+from evidence_samples import FAMILIES, HELD, KERNELS, LISTINGS, NOW, gate_result, some_content, some_run
 
 from dhp_safe_fa import _inspect, evidence
 from dhp_safe_fa.gates import cli, provenance, registry, tools
@@ -28,7 +28,9 @@ def test_every_kernel_has_its_hashes_and_gates() -> None:
     assert kernel["gates"]["timing"]["figures"] == {"runs": 7}
     assert kernel["gates"]["timing"]["controls"] == {"right": 1, "of": 1}
     (run,) = content["runs"]
-    assert run["environment"]["driver"] == "580.1" and run["digests"] == NOW and "kernels" not in run["environment"]
+    assert run["environment"]["driver"] == "580.1" and "kernels" not in run["environment"]
+    took_part = {part for gate in registry.GATES for name in HELD for part in gate.took_part(name, FAMILIES[name])}
+    assert run["digests"] == {part: NOW[part] for part in took_part}
     assert {gate["run"] for entry in content["kernels"].values() for gate in entry["gates"].values()} == {0}
 
 

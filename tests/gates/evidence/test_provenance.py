@@ -32,13 +32,14 @@ def gates(tmp_path: Path) -> Path:
         ("families/decode.py", "family decode"),
         ("families/fold.py", "family fold"),
         ("registry.py", None),
+        ("said.py", None),
         ("peers/page.py", None),
     ],
 )
 def test_an_edit_changes_the_part_that_it_belongs_to(file: str, part: str | None, gates: Path) -> None:
     before = provenance.of_gates(gates)
     with (gates / file).open("a") as text:
-        text.write("# a comment\n")
+        text.write("more = 1\n")
     after = provenance.of_gates(gates)
     assert {name for name in before if after[name] != before[name]} == ({part} if part else set())
 
@@ -46,7 +47,7 @@ def test_an_edit_changes_the_part_that_it_belongs_to(file: str, part: str | None
 def test_what_several_families_are_tested_by_is_a_part_of_each(gates: Path) -> None:
     before = provenance.of_families(gates / "families")
     with (gates / "families" / "packed.py").open("a") as text:
-        text.write("# a comment\n")
+        text.write("more = 1\n")
     after = provenance.of_families(gates / "families")
     changed = {name for name in before if after[name] != before[name]}
     assert {"family tiles", "family forward"} <= changed and not changed & {"family backward", "family delta"}
@@ -116,11 +117,19 @@ EVERY = {"near", "beside", "far"}
 def test_sources_and_the_launch_paths_among_them(file: str, families: set[str], root: Path) -> None:
     before = provenance.of_sources(root)
     with (root / file).open("a") as text:
-        text.write("/* */")
+        text.write("\nmore\n")
     after = provenance.of_sources(root)
     assert after["all"] != before["all"]
     assert {name for name in EVERY if after["launch"][name] != before["launch"][name]} == families
     assert set(after["launch"]) == EVERY
+
+
+def test_a_comment_is_another_source_and_the_same_launch(root: Path) -> None:
+    before = provenance.of_sources(root)
+    (root / "csrc" / "dhp_fa.h").write_text("// a word\n")
+    (root / "setup.py").write_text('"""A word."""\n\nsetup  # another')
+    after = provenance.of_sources(root)
+    assert after["all"] != before["all"] and after["launch"] == before["launch"]
 
 
 def test_a_name_counts_as_well_as_the_bytes(root: Path) -> None:
@@ -152,12 +161,29 @@ def test_the_rows_of_a_call_in_the_table_take_part(key: str, changes: bool) -> N
     assert changed == ({"launch near", "launch beside"} if changes else set())
 
 
-def test_kernels_of_a_call_are_compared_with_each_other() -> None:
-    kernels = [{"name": name, "family": name, "cubin_sha256": "1"} for name in ("near", "beside", "far")]
-    built = {"near": "a", "beside": "a", "far": "b"}
+MET = {  # kernel: family, dtype, head_dim, and those with whose bits its own are compared
+    "near64": ("near", "float16", 64, {"near64", "beside64", "only"}),
+    "beside64": ("beside", "float16", 64, {"near64", "beside64", "only"}),
+    "near128": ("near", "float16", 128, {"near128", "only"}),
+    "beside64b": ("beside", "bfloat16", 64, {"beside64b", "only"}),
+    "only": ("only", "bfloat16", 128, {"near64", "beside64", "near128", "beside64b", "only"}),
+    "far64": ("far", "float16", 64, {"far64"}),
+    "far128": ("far", "float16", 128, {"far128"}),
+}
+
+
+@pytest.mark.parametrize("changed", MET)
+def test_kernels_whose_bits_are_compared(changed: str) -> None:
+    kernels = [
+        {"name": name, "family": family, "dtype": dtype, "head_dim": head_dim, "cubin_sha256": "1"}
+        for name, (family, dtype, head_dim, _) in MET.items()
+    ]
+    built = {"near": "a", "beside": "a", "only": "a", "far": "b"}
     before = provenance.of_kernels(built, kernels)
-    after = provenance.of_kernels(built, [{**kernels[0], "cubin_sha256": "2"}, *kernels[1:]])
-    assert {part for part in before if after[part] != before[part]} == {"kernels near", "kernels beside"}
+    after = provenance.of_kernels(
+        built, [kernel | ({"cubin_sha256": "2"} if kernel["name"] == changed else {}) for kernel in kernels]
+    )
+    assert {part for part in before if after[part] != before[part]} == {f"kernels {name}" for name in MET[changed][3]}
 
 
 def test_a_launch_leaves_out_nothing_that_is_linked() -> None:
