@@ -24,6 +24,9 @@ _NVTX = "thread Domain:Push/Pop_Range:PL_Type:PL_Value:CLR_Type:Color:Msg_Type:M
 _RANGE = re.compile(r"dhp:(\d+):")
 _ERROR = re.compile(r"==ERROR== (.*)")
 _PERMISSION = "ERR_NVGPUCTRPERM"
+# Of a cell. One that lists what each instruction of a kernel did has 20 to 30 bytes for each; the csv module takes
+# 131,072, some 5,000 instructions.
+_LONGEST_CELL = 1 << 24
 
 
 @dataclass(frozen=True)
@@ -92,6 +95,7 @@ def read_rows(text: str, metrics: Sequence[str]) -> list[tuple[int, str, dict[st
 
     A metric that has a value for each opcode comes as its total and as METRIC:OPCODE.
     """
+    csv.field_size_limit(_LONGEST_CELL)
     rows = csv.reader(line for line in text.splitlines() if line.startswith('"'))
     names = next(rows, [])
     next(rows, [])  # units
@@ -218,10 +222,12 @@ def cause(log: str, errors: str, code: int) -> str:
 
 
 def _command(ncu: Path, request: Request, folder: Path) -> list[str]:
+    """Instances are printed where they are opcodes: those of instructions make most of a log, and nobody reads them."""
+    instances = "details" if any(map(_is_per_opcode, request.metrics)) else "none"
     # fmt: off
     return [
         str(ncu), "--clock-control", "none", "--profile-from-start", "off", "--nvtx", "--csv", "--page", "raw",
-        "--print-units", "base", "--print-metric-instances", "details", "--metrics", ",".join(request.metrics),
+        "--print-units", "base", "--print-metric-instances", instances, "--metrics", ",".join(request.metrics),
         "--replay-mode", "application" if request.application_replay else "kernel", "--log-file", str(folder / "log"),
         sys.executable, "-m", "dhp_safe_fa.gates.counters.counted", str(folder / "request"),
     ]

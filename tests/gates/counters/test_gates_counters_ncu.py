@@ -51,6 +51,19 @@ def test_rows_are_read() -> None:
     }
 
 
+def test_a_cell_may_list_every_instruction() -> None:
+    """Of a kernel of 20,000, where each has an address of its own."""
+    cell = f"40,000 ({'; '.join(f'{140_000_000_000_000 + 16 * at}: 2' for at in range(20_000))})"
+    ((_, _, values),) = counters_ncu.read_rows(ncu_log([EXACT], [("dhp:0:", "attn", [cell])]), [EXACT])
+    assert values == {EXACT: 40_000}
+
+
+@pytest.mark.parametrize(("metrics", "wanted"), [(counters.CHEAP, "none"), (counters.COSTLY, "details")])
+def test_instances_are_asked_for_where_they_are_opcodes(metrics: tuple[str, ...], wanted: str) -> None:
+    command = counters_ncu._command(Path("ncu"), Request(metrics, {}, 1), Path("folder"))
+    assert command[command.index("--print-metric-instances") + 1] == wanted
+
+
 def test_nothing_counted_is_no_row() -> None:
     assert counters_ncu.read_rows("==WARNING== No kernels were profiled.\n", [EXACT]) == []
 
