@@ -80,10 +80,13 @@ class Evidence:
             (gates that were run with fewer repeats) and digests of what took part, by the names of gates/provenance.py.
         kernels: by name: family, cubin_sha256, listing_sha256, registers, spill_bytes, and gates: of each that was run
             verdict, figures, and the place of its run among runs.
+        failed: by cubin_sha256 and gate, of each time that the gate has failed on these bytes the digests of what took
+            part. Nothing is ever taken out, be the kernel in this build or not.
     """
 
     runs: list[dict[str, Any]]
     kernels: dict[str, dict[str, Any]] = field(default_factory=dict)
+    failed: dict[str, dict[str, list[dict[str, str | None]]]] = field(default_factory=dict)
 
     def verdict(self, kernel: str, gate: str) -> str:
         """PASS, FAIL, INVALID or NOT RUN; a gate that the file does not name was not run."""
@@ -138,7 +141,8 @@ def load(path: Path) -> Evidence:
         content = json.loads(path.read_text(encoding="utf-8"))
         if content["schema"] != SCHEMA:
             raise ValueError(f"its schema is {content['schema']!r}, not {SCHEMA!r}")
-        evidence = Evidence([_read_run(run) for run in content["runs"]], dict(content["kernels"]))
+        runs = [_read_run(run) for run in content["runs"]]
+        evidence = Evidence(runs, dict(content["kernels"]), dict(content.get("failed", {})))
         nothing: dict[str, str | None] = {}
         for name, kernel in evidence.kernels.items():
             if not isinstance(kernel["cubin_sha256"], str):

@@ -15,9 +15,9 @@ The kernels' machine code is bound by its own hash, not by its sources. A host s
 family unless all that it includes of csrc/families are families of other calls: what leads to the backward alone says
 nothing of the forward. Families are of one call if one includes headers of the other, or both those of a third;
 that none uses another's by the C ABI alone, a test finds in what is linked. A digest is over the files' names and what
-they say (said.py): a comment does not count, but in controls, whose headers say what is expected of them. A checkout
-and a wheel give the same digests: what a wheel has no sources of (csrc, tests/controls), the build has left in it. A
-part that cannot be had is None, and is not compared.
+they say (said.py): a comment in C or Python does not count, but in controls, whose headers say what is expected of
+them. A checkout and a wheel give the same digests: what a wheel has no sources of (csrc, tests/controls), the build has
+left in it. A part that cannot be had is None, and is not compared.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ import ast
 import hashlib
 import json
 import re
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -54,6 +53,8 @@ _FRONT = ("__init__.py", "_ops.py", "_segments.py", "_widths.py", "_windows.py",
 _CPU = ("csrc", "cpu")
 _LAUNCH_ENDINGS = (".c", ".h", ".cpp")
 _INCLUDE = re.compile(r'^#include "([^"]+)"', re.MULTILINE)
+# The family whose kernel has to do with all others of its calls: it lists the tiles that they compute.
+_WITH_ALL = "tiles"
 # Of a kernel's row in the table: what its machine code is, which has a hash of its own, and no launch asks for.
 _NOT_LAUNCHED_BY = ("cubin_sha256", "registers", "spill_bytes")
 
@@ -151,14 +152,13 @@ def of_launch(built: Mapping[str, str], kernels: Iterable[Mapping[str, Any]]) ->
 
 def of_kernels(built: Mapping[str, str], kernels: Iterable[Mapping[str, Any]]) -> dict[str, str]:
     """"kernels KERNEL" for every kernel; arguments as of_launch's. Compared are kernels of the same calls, dtype and
-    head_dim: of others no bits can be equal. The only kernel of its family has all of its calls' to do with."""
+    head_dim: a call has one of each, and so have the forms in which its rows are computed again."""
     kernels = list(kernels)
-    of_family = Counter(kernel["family"] for kernel in kernels)
 
     def is_met(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-        serves_all = 1 in (of_family[one["family"]], of_family[other["family"]])
         alike = all(one[key] == other[key] for key in ("dtype", "head_dim"))
-        return built[one["family"]] == built[other["family"]] and (serves_all or alike)
+        is_met = alike or _WITH_ALL in (one["family"], other["family"])
+        return built[one["family"]] == built[other["family"]] and is_met
 
     def digest_of(kernel: Mapping[str, Any]) -> str:
         met = sorted(f"{other['name']} {other['cubin_sha256']}" for other in kernels if is_met(kernel, other))

@@ -6,6 +6,7 @@ evidence file, which also keeps what it said before of kernels that are the same
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
@@ -85,7 +86,12 @@ def assemble(
     """
     for run in runs:
         require_made_as_evidence(run, kernels, now)
+    failed = _failed(before) if before else {}
     entries = {kernel["name"]: _entry(kernel, listings, runs, now, before) for kernel in kernels}
+    for name, entry in entries.items():
+        for gate, result in entry["gates"].items():
+            if result["verdict"] == PASS and result["run"] < len(runs):
+                _require_no_finding(failed, name, entry, gate, now)
     heads = [*map(_head, runs), *(before.runs if before else ())]
     used = sorted({gate["run"] for entry in entries.values() for gate in entry["gates"].values()})
     for entry in entries.values():
@@ -98,6 +104,7 @@ def assemble(
             "schema": evidence.SCHEMA,
             "runs": heads,
             "kernels": {name: _shortened(entry, limit) for name, entry in known.items()},
+            "failed": failed,
         }
         if len(as_text(content)) <= MAX_BYTES:
             break
@@ -117,14 +124,17 @@ def _head(run: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _with_what_took_part(head: Mapping[str, Any], entries: Mapping[str, Any], index: int) -> dict[str, Any]:
-    """The run without digests of what took part in no verdict that is stored of it. index: its place among the runs."""
-    parts = {
-        part
+    """The run without digests of what took part in no verdict that is stored of it; with all if one is a FAIL, which is
+    to be remembered though a gate should need more. index: its place among the runs."""
+    stored = [
+        (name, entry["family"], gate, result["verdict"])
         for name, entry in entries.items()
         for gate, result in entry["gates"].items()
         if result["run"] == index
-        for part in registry.gate(gate).took_part(name, entry["family"])
-    }
+    ]
+    if any(verdict == FAIL for *_, verdict in stored):
+        return dict(head)
+    parts = {part for name, family, gate, _ in stored for part in registry.gate(gate).took_part(name, family)}
     return {**head, "digests": {part: digest for part, digest in head["digests"].items() if part in parts}}
 
 
@@ -198,7 +208,7 @@ def _entry(
             raise Refused(f"{name}: the gate {gate} has {len(found)} results in these runs; one can be stored")
         stays = gate in old and before is not None and bool(found) and _stays(before, name, gate, found[0], now)
         if found and not stays:
-            gates[gate] = {**found[0], **_failed(before, name, gate, old, found[0], now)}
+            gates[gate] = found[0]
         elif gate in old:
             gates[gate] = {**old[gate], "run": old[gate]["run"] + len(runs)}
     return {
@@ -221,33 +231,36 @@ def _stays(
     return old == FAIL or (old not in (INVALID, NOT_RUN) and not before.outdated(name, gate, now))
 
 
-def _failed(
-    before: evidence.Evidence | None,
+def _failed(before: evidence.Evidence) -> dict[str, dict[str, list[dict[str, str | None]]]]:
+    """By cubin and gate each finding that was ever stored: the digests of what may have taken part, needed today or
+    not."""
+    failed = copy.deepcopy(before.failed)
+    for name, entry in before.kernels.items():
+        for gate, result in entry["gates"].items():
+            if result["verdict"] == FAIL:
+                digests = before.runs[result["run"]]["digests"].items()
+                of = ("", name, entry["family"], gate)
+                then = {part: digest for part, digest in digests if part.partition(" ")[2] in of}
+                known = failed.setdefault(entry["cubin_sha256"], {}).setdefault(gate, [])
+                known += [then] if then not in known else []
+    return failed
+
+
+def _require_no_finding(
+    failed: Mapping[str, Mapping[str, Sequence[Mapping[str, str | None]]]],
     name: str,
+    entry: Mapping[str, Any],
     gate: str,
-    old: Mapping[str, Any],
-    new: Mapping[str, Any],
     now: Mapping[str, str | None],
-) -> dict[str, list[str]]:
-    """With what taking part the gate has failed on these bytes before, as digests. Refused if it now passes with the
-    same."""
-    if before is None or gate not in old:
-        return {}
-    family = before.kernels[name]["family"]
-    failed = list(old[gate].get("failed", ()))
-    if old[gate]["verdict"] == FAIL:
-        failed.append(_basis(gate, name, family, before.runs[old[gate]["run"]]["digests"]))
-    if new["verdict"] == PASS and _basis(gate, name, family, now) in failed:
-        raise Refused(
-            f"{name}: {gate} has failed on these bytes, with all taking part that takes part now: a second look takes "
-            "no finding back"
-        )
-    return {"failed": sorted(set(failed))} if failed else {}
-
-
-def _basis(gate: str, kernel: str, family: str, digests: Mapping[str, str | None]) -> str:
-    """All that takes part in a gate's verdict on a kernel of the family."""
-    return digest([[part, digests.get(part)] for part in registry.gate(gate).took_part(kernel, family)])
+) -> None:
+    """Refused if the gate, which passes now, has failed on these bytes with all that takes part now."""
+    took_part = registry.gate(gate).took_part(name, entry["family"])
+    for then in failed.get(entry["cubin_sha256"], {}).get(gate, ()):
+        if all(then.get(part) == now.get(part) for part in took_part):
+            raise Refused(
+                f"{name}: {gate} has failed on these bytes, with all taking part that takes part now: a second look "
+                "takes no finding back"
+            )
 
 
 def _executed(gate: str, name: str, sha256: str, run: Mapping[str, Any]) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -111,6 +112,24 @@ def test_a_finding_comes_back_with_what_took_part(between: str, tmp_path: Path) 
     assert content["kernels"]["abc"]["gates"]["timing"]["verdict"] == ("PASS" if between == "PASS" else "FAIL")
     with pytest.raises(Refused, match="abc: timing has failed on these bytes"):
         assemble([some_run()], KERNELS, LISTINGS, NOW, loaded(content, tmp_path))
+
+
+@pytest.mark.parametrize("between", ["a build without the kernel", "one with other bytes", "a gate that needs more"])
+def test_a_finding_outlives(between: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    failed = only(("timing",))
+    failed["timing"][0] = gate_result("timing", "abc", "FAIL")
+    content = assemble([failed], KERNELS, LISTINGS, NOW)
+    if between == "a gate that needs more":
+        assert "kernels" not in registry.gate("timing").needs
+        more = [replace(gate, needs=(*gate.needs, "kernels")) for gate in registry.GATES if gate.name == "timing"]
+        others = [gate for gate in registry.GATES if gate.name != "timing"]
+        monkeypatch.setattr(registry, "GATES", (*others, *more))
+    else:
+        kernels = KERNELS[1:] + ([{**KERNELS[0], "cubin_sha256": "e" * 64}] if "bytes" in between else [])
+        content = assemble([], kernels, LISTINGS, NOW, loaded(content, tmp_path))
+        assert "abc" not in content["kernels"]
+    with pytest.raises(Refused, match="abc: timing has failed on these bytes"):
+        assemble([only(("timing",))], KERNELS, LISTINGS, NOW, loaded(content, tmp_path))
 
 
 @pytest.mark.parametrize("verdict", ["INVALID", "NOT RUN"])

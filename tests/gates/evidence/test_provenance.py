@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from dhp_safe_fa import _inspect
-from dhp_safe_fa.gates import provenance, registry
+from dhp_safe_fa.gates import provenance, registry, subjects
 
 
 @pytest.fixture
@@ -166,7 +166,7 @@ MET = {  # kernel: family, dtype, head_dim, and those with whose bits its own ar
     "beside64": ("beside", "float16", 64, {"near64", "beside64", "only"}),
     "near128": ("near", "float16", 128, {"near128", "only"}),
     "beside64b": ("beside", "bfloat16", 64, {"beside64b", "only"}),
-    "only": ("only", "bfloat16", 128, {"near64", "beside64", "near128", "beside64b", "only"}),
+    "only": ("tiles", "bfloat16", 128, {"near64", "beside64", "near128", "beside64b", "only"}),
     "far64": ("far", "float16", 64, {"far64"}),
     "far128": ("far", "float16", 128, {"far128"}),
 }
@@ -178,12 +178,25 @@ def test_kernels_whose_bits_are_compared(changed: str) -> None:
         {"name": name, "family": family, "dtype": dtype, "head_dim": head_dim, "cubin_sha256": "1"}
         for name, (family, dtype, head_dim, _) in MET.items()
     ]
-    built = {"near": "a", "beside": "a", "only": "a", "far": "b"}
+    built = {"near": "a", "beside": "a", "tiles": "a", "far": "b"}
     before = provenance.of_kernels(built, kernels)
     after = provenance.of_kernels(
         built, [kernel | ({"cubin_sha256": "2"} if kernel["name"] == changed else {}) for kernel in kernels]
     )
     assert {part for part in before if after[part] != before[part]} == {f"kernels {name}" for name in MET[changed][3]}
+
+
+def test_a_call_under_test_launches_kernels_of_one_dtype_and_head_dim() -> None:
+    by_name = {kernel["name"]: kernel for kernel in _inspect.kernels()}
+    seen = 0
+    for name, kernel in by_name.items():
+        call = subjects.by_name(name).call()
+        for shape in call.shapes if call.launches else ():
+            launched = [by_name[other] for other, _ in call.launches(shape)]
+            seen += len(launched)
+            of = {(one["dtype"], one["head_dim"]) for one in launched if one["family"] != provenance._WITH_ALL}
+            assert kernel["family"] == provenance._WITH_ALL or of <= {(kernel["dtype"], kernel["head_dim"])}, name
+    assert seen > len(by_name)
 
 
 def test_a_launch_leaves_out_nothing_that_is_linked() -> None:

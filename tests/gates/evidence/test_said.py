@@ -98,10 +98,30 @@ def test_what_is_said(name: str, text: str, says: str, tmp_path: Path) -> None:
         ("a.py", "a = '#b'\n", "a = '#c'\n"),
         ("a.py", 'a = """\n\n"""\n', 'a = """\n"""\n'),
         ("a.py", "def f(): 'a'; b\n", "def f(): 'a'; c\n"),
+        # ends of lines that only some read, and lines that go on
+        ("a.c", "#define R \\\n\nr=2;\n", "#define R \\\nr=2;\n"),
+        ("a.c", "#define R \\\n// why\nr=2;\n", "#define R \\\nr=2;\n"),
+        ("a.c", "/\\\n* // */ r=2;\n", "/\\\n* // */ r=3;\n"),
+        ("a.c", "/* a *\\\n/ r=2; /* */\n", "/* a *\\\n/ r=3; /* */\n"),
+        ("a.c", "// a \\ \n/*\nr=2;\n// */\n", "// a \\ \n/*\nr=3;\n// */\n"),
+        ("a.c", "// a\rr=2;\n", "// a\rr=3;\n"),
+        ("a.c", "// a ??/\nr=2;\n", "// a ??/\nr=3;\n"),
+        ("a.py", "# a\rr=2\n", "# a\rr=3\n"),
+        ("a.py", "def f(): \\\n    'doc'\nprint(2)\n", "def f(): \\\nprint(2)\n"),
+        ("a.py", "    \\\n# c\nprint(1)\n", "    \\\nprint(1)\n"),
+        ("a.py", "f'''{\nx\n\n=}'''\n", "f'''{\nx\n=}'''\n"),
+        # what looks like a literal
+        ("a.cpp", "int x=1'0; const char*s=\"'//\"; r=2;", "int x=1'0; const char*s=\"'//\"; r=3;"),
+        ("a.cpp", 'FOOR"x("; // )x" /*\nr=2;\n// */', 'FOOR"x("; // )x" /*\nr=3;\n// */'),
+        ("a.c", "#include </tmp//b.h>\n", "#include </tmp//c.h>\n"),
+        ("a.py", "# coding: utf-8\nx = 'é'\n", "# coding: latin-1\nx = 'é'\n"),
+        # none of their kind
+        ("a.py", "x = (  # a\n", "x = (  # b\n"),
+        ("a.py", "\ufeffx  # a\n", "\ufeffx  # b\n"),
     ],
 )
 def test_what_runs_otherwise_says_otherwise(name: str, one: str, other: str, tmp_path: Path) -> None:
     path, beside = tmp_path / name, tmp_path / f"b{Path(name).suffix}"
-    path.write_text(one)
-    beside.write_text(other)
+    path.write_text(one, newline="")
+    beside.write_text(other, newline="")
     assert said(path) != said(beside)
