@@ -142,7 +142,11 @@ def load(path: Path) -> Evidence:
         if content["schema"] != SCHEMA:
             raise ValueError(f"its schema is {content['schema']!r}, not {SCHEMA!r}")
         runs = [_read_run(run) for run in content["runs"]]
-        evidence = Evidence(runs, dict(content["kernels"]), dict(content.get("failed", {})))
+        failed = {
+            str(cubin): {str(gate): [dict(then) for then in findings] for gate, findings in gates.items()}
+            for cubin, gates in content.get("failed", {}).items()
+        }
+        evidence = Evidence(runs, dict(content["kernels"]), failed)
         nothing: dict[str, str | None] = {}
         for name, kernel in evidence.kernels.items():
             if not isinstance(kernel["cubin_sha256"], str):

@@ -91,6 +91,8 @@ def test_no_file_is_none(stored: Path) -> None:
      '{"schema": "dhp_safe_fa.evidence/3", "kernels": {}}',
      '{"schema": "dhp_safe_fa.evidence/3", "runs": [{}], "kernels": {}}',
      '{"schema": "dhp_safe_fa.evidence/3", "runs": [], "kernels": {"a": {}}}',
+     '{"schema": "dhp_safe_fa.evidence/3", "runs": [], "kernels": {}, "failed": {"a": 5}}',
+     '{"schema": "dhp_safe_fa.evidence/3", "runs": [], "kernels": {}, "failed": {"a": {"timing": ["b"]}}}',
      '{"schema": "dhp_safe_fa.evidence/3", "runs": [], "kernels": {"a": {"cubin_sha256": 5, "gates": {}}}}',
      '{"schema": "dhp_safe_fa.evidence/3", "runs": [], "kernels": {"a": {"cubin_sha256": "", "gates": []}}}',
      '{"schema": "dhp_safe_fa.evidence/3", "runs": [], "kernels": '
