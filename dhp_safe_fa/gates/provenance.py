@@ -14,10 +14,10 @@
 The kernels' machine code is bound by its own hash, not by its sources. A host source takes part in the launch of a
 family unless all that it includes of csrc/families are families of other calls: what leads to the backward alone says
 nothing of the forward. Families are of one call if one includes headers of the other, or both those of a third;
-that none uses another's by the C ABI alone, a test finds in what is linked. A digest is over the files' names and what
-they say (said.py): a comment in C or Python does not count, but in controls, whose headers say what is expected of
-them. A checkout and a wheel give the same digests: what a wheel has no sources of (csrc, tests/controls), the build has
-left in it. A part that cannot be had is None, and is not compared.
+that none uses another's by the C ABI alone, a test finds in what is linked. A digest is over the files' names and bytes
+without comments (without_comments.py), but of controls over all bytes: their headers say what is expected of them. A
+checkout and a wheel give the same digests: what a wheel has no sources of (csrc, tests/controls), the build has left in
+it. A part that cannot be had is None, and is not compared.
 """
 
 from __future__ import annotations
@@ -27,11 +27,12 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from .registry import GATES
-from .said import said
+from .without_comments import without_comments
 
 _GATES = Path(__file__).resolve().parent
 _PACKAGE = _GATES.parent
@@ -46,7 +47,7 @@ _POLICIES = (ROOT / "audits" / "sass_policy.json", _GATES / "sass_policy.json")
 POLICY = next(filter(Path.exists, _POLICIES), _POLICIES[0])
 # Of the top of gates/ everything is shared, but for the list of gates, this file and what it reads with, which judge
 # nothing: a new gate does not make the verdicts of the others old.
-_JUDGE_NOTHING = ("registry.py", "provenance.py", "said.py")
+_JUDGE_NOTHING = ("registry.py", "provenance.py", "without_comments.py")
 # Between a caller and the operator.
 _FRONT = ("__init__.py", "_ops.py", "_segments.py", "_widths.py", "_windows.py", "_operator/*.py")
 # The folder of csrc without a say in what a GPU is given.
@@ -59,7 +60,7 @@ _WITH_ALL = "tiles"
 _NOT_LAUNCHED_BY = ("cubin_sha256", "registers", "spill_bytes")
 
 
-def digest(files: Iterable[Path], root: Path, read: Callable[[Path], bytes] = said) -> str:
+def digest(files: Iterable[Path], root: Path, read: Callable[[Path], bytes] = without_comments) -> str:
     """SHA-256 over the files' names below root and what is read of each, in the order of the names."""
     whole = hashlib.sha256()
     for name, path in sorted((path.relative_to(root).as_posix(), path) for path in files):
@@ -105,15 +106,20 @@ def _calls(families_of: Mapping[Path, frozenset[str]], csrc: Path) -> dict[str, 
     return found
 
 
+def of_all_sources(root: Path) -> str:
+    """Of all that a build is made of, by its bytes."""
+    return digest(source_files(root), root, Path.read_bytes)
+
+
 def of_sources(root: Path) -> dict[str, Any]:
-    """What setup.py puts into a build: `all` of its sources, by their bytes, and of these what takes part in a
-    `launch`, by family."""
-    files, csrc = source_files(root), root / "csrc"
-    host = [f for f in files if f.suffix in _LAUNCH_ENDINGS and f.relative_to(root).parts[:2] != _CPU]
+    """What setup.py puts into a build: `all` of its sources, and of these what takes part in a `launch`, by family."""
+    csrc, read = root / "csrc", cache(without_comments)  # most sources take part in all launches
+    host = [f for f in source_files(root) if f.suffix in _LAUNCH_ENDINGS and f.relative_to(root).parts[:2] != _CPU]
     launch = {
-        family: digest([root / "setup.py", *sources], root) for family, sources in launch_sources(host, csrc).items()
+        family: digest([root / "setup.py", *sources], root, read)
+        for family, sources in launch_sources(host, csrc).items()
     }
-    return {"all": digest(files, root, Path.read_bytes), "launch": launch}
+    return {"all": of_all_sources(root), "launch": launch}
 
 
 def launch_sources(host: Iterable[Path], csrc: Path) -> dict[str, list[Path]]:
@@ -129,7 +135,7 @@ def built_and_here() -> dict[str, str | None]:
     """The digest of all sources that the build was `built` from, and of those that lie `here` (None in a wheel)."""
     from dhp_safe_fa import _inspect
 
-    here = of_sources(ROOT)["all"] if (ROOT / "setup.py").exists() else None
+    here = of_all_sources(ROOT) if (ROOT / "setup.py").exists() else None
     return {"built": _inspect.build_info()["sources"]["all"], "here": here}
 
 
@@ -157,8 +163,8 @@ def of_kernels(built: Mapping[str, str], kernels: Iterable[Mapping[str, Any]]) -
 
     def is_met(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
         alike = all(one[key] == other[key] for key in ("dtype", "head_dim"))
-        is_met = alike or _WITH_ALL in (one["family"], other["family"])
-        return built[one["family"]] == built[other["family"]] and is_met
+        of_one_call = built[one["family"]] == built[other["family"]]
+        return of_one_call and (alike or _WITH_ALL in (one["family"], other["family"]))
 
     def digest_of(kernel: Mapping[str, Any]) -> str:
         met = sorted(f"{other['name']} {other['cubin_sha256']}" for other in kernels if is_met(kernel, other))
@@ -169,7 +175,7 @@ def of_kernels(built: Mapping[str, str], kernels: Iterable[Mapping[str, Any]]) -
 
 def of_families(folder: Path = _GATES / "families") -> dict[str, str]:
     """"family FAMILY" for every module in dhp_safe_fa/gates/families, with those of them that it imports."""
-    modules = {path.stem: path for path in folder.glob("*.py")}
+    modules, read = {path.stem: path for path in folder.glob("*.py")}, cache(without_comments)
     imports = {
         name: {
             module
@@ -188,7 +194,7 @@ def of_families(folder: Path = _GATES / "families") -> dict[str, str]:
         return found
 
     return {
-        f"family {name}": digest((modules[module] for module in closure(name)), folder)
+        f"family {name}": digest((modules[module] for module in closure(name)), folder, read)
         for name in sorted(modules)
         if name != "__init__"
     }

@@ -54,7 +54,7 @@ def require_clean_build(kernels: dict[str, str], dirty: bool | None, built: str)
         raise Refused(f"sources differ from the commit ({', '.join(SOURCES)}): commit them first, then build")
     if not (ROOT / "setup.py").exists():
         raise Refused("an installed package has no sources for evidence to be bound to: use a checkout")
-    if provenance.of_sources(ROOT)["all"] != built:
+    if provenance.of_all_sources(ROOT) != built:
         raise Refused("csrc/ or setup.py have changed since the library was built from them: run `make build`")
     for name, sha256 in kernels.items():
         cubin = ROOT / "build" / "cubins" / f"{name}.cubin"

@@ -134,7 +134,7 @@ def test_importing_it_imports_nothing_of_the_gates() -> None:
     names = "sorted(m for m in sys.modules if 'gates' in m or m == 'rich')"
     block = f"import sys; from dhp_safe_fa import evidence; print({names})"
     done = subprocess.run([sys.executable, "-c", block], capture_output=True, text=True, check=True)
-    of_gates = ("", ".provenance", ".registry", ".said")
+    of_gates = ("", ".provenance", ".registry", ".without_comments")
     assert done.stdout.strip() == str([f"dhp_safe_fa.gates{name}" for name in of_gates])
 
 

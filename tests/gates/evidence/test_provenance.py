@@ -32,7 +32,7 @@ def gates(tmp_path: Path) -> Path:
         ("families/decode.py", "family decode"),
         ("families/fold.py", "family fold"),
         ("registry.py", None),
-        ("said.py", None),
+        ("without_comments.py", None),
         ("peers/page.py", None),
     ],
 )

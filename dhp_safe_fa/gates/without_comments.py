@@ -1,8 +1,8 @@
-"""What a source says: its text without comments, blank lines and docstrings.
+"""A source without comments, blank lines and docstrings.
 
 A verdict is about what runs. A comment does not, so mending one makes no verdict old. Only what is named here is cut
-out: everything else counts, a space within a line too. What could be read in two ways is not read: a file that holds
-such a thing, or is of another kind, or is none of its kind, says all of its bytes.
+out: everything else counts, a space within a line too. What could be read in two ways is not read: of a file that holds
+such a thing, or is of another kind, or is none of its kind, all bytes count.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ _ODD_C = re.compile(r"\r|\?\?/|\\[^\S\n]+\n|[/*]\\\n|^\s*#\s*include\s*<[^>\n]*/
 _ODD_PYTHON = re.compile(r"\r|\A(?:[^\n]*\n)?[ \t\f]*#[^\n]*coding[:=]")
 
 
-def said(path: Path) -> bytes:
-    """The file's bytes without what is not said by it."""
+def without_comments(path: Path) -> bytes:
+    """The file's bytes without them."""
     content = path.read_bytes()
     try:
         if path.suffix in _C:

@@ -1,4 +1,4 @@
-"""What a source says: what is cut out, and that nothing else is."""
+"""A source without comments: what is cut out, and that nothing else is."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dhp_safe_fa.gates.said import said
+from dhp_safe_fa.gates.without_comments import without_comments
 
 C = """#include "a.h" // why
 /* What it does,
@@ -18,7 +18,7 @@ int f(int x /* what */) {
 still the comment
   return x / 2 /* "half" */; }
 """
-C_SAYS = """#include "a.h"
+C_LEFT = """#include "a.h"
 int f(int x  ) {
   const char *s = "// no comment", c = '"';
   return x / 2  ; }
@@ -52,7 +52,7 @@ class Empty:
 
 class OneLine: "its docstring"
 '''
-PYTHON_SAYS = '''import a
+PYTHON_LEFT = '''import a
 def f(x: int) -> str:
     y = {
         "# no comment": x,
@@ -69,21 +69,21 @@ class OneLine: "its docstring"
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "says"),
+    ("name", "text", "left"),
     [
-        ("a.c", C, C_SAYS),
-        ("a.h", "\n" + C, C_SAYS),
-        ("a.cpp", C + "\n\n", C_SAYS),
+        ("a.c", C, C_LEFT),
+        ("a.h", "\n" + C, C_LEFT),
+        ("a.cpp", C + "\n\n", C_LEFT),
         ("a.cpp", 'auto s = R"x(// )"\n\n)x"; // why\n', 'auto s = R"x(// )"\n\n)x";\n'),
-        ("a.py", PYTHON, PYTHON_SAYS),
+        ("a.py", PYTHON, PYTHON_LEFT),
         ("a.cu", C, C),
         ("a.json", "// 1\n", "// 1\n"),
     ],
 )
-def test_what_is_said(name: str, text: str, says: str, tmp_path: Path) -> None:
+def test_what_is_left(name: str, text: str, left: str, tmp_path: Path) -> None:
     path = tmp_path / name
     path.write_text(text)
-    assert said(path).decode() == says
+    assert without_comments(path).decode() == left
 
 
 @pytest.mark.parametrize(
@@ -120,8 +120,8 @@ def test_what_is_said(name: str, text: str, says: str, tmp_path: Path) -> None:
         ("a.py", "\ufeffx  # a\n", "\ufeffx  # b\n"),
     ],
 )
-def test_what_runs_otherwise_says_otherwise(name: str, one: str, other: str, tmp_path: Path) -> None:
+def test_what_runs_otherwise_is_left_otherwise(name: str, one: str, other: str, tmp_path: Path) -> None:
     path, beside = tmp_path / name, tmp_path / f"b{Path(name).suffix}"
     path.write_text(one, newline="")
     beside.write_text(other, newline="")
-    assert said(path) != said(beside)
+    assert without_comments(path) != without_comments(beside)
