@@ -1,4 +1,7 @@
-"""The decode family: few queries over many keys. Ten kernels out of attention_decode.cu. Why these: docs/kernel.md."""
+"""The decode family: few queries over many keys. Ten kernels out of attention_decode.cu.
+
+Why these: docs/kernel-decode.md.
+"""
 
 from __future__ import annotations
 

@@ -146,7 +146,7 @@
 
 /*
  * Fewer instructions for descriptors, and fewer registers: none is masked, and v's is k's and a constant. Taken where
- * it was measured to gain, beside one try a step (docs/kernel.md).
+ * it was measured to gain, beside one try a step (docs/kernel-measured.md).
  */
 #define LEAN_DESCRIPTORS (HEAD_DIM == 64 && ONE_SEGMENT)
 #define DESCRIPTOR(address, leading) \
@@ -235,7 +235,7 @@ dhp_attention_fwd(const __grid_constant__ CUtensorMap q_map, const __grid_consta
 /*
  * All of these waits end in a branch on t. So one try is enough, and short kernels and those with a list do with it:
  * the other four of mbarrier_wait take a step some 100 cycles where the tile is there. The others are no faster so (at
- * head_dim 64 slower: docs/kernel.md).
+ * head_dim 64 slower: docs/kernel-measured.md).
  */
 #define TRIES_ONCE (ONE_SEGMENT || LISTED)
 #define WAIT(barrier, parity) \
@@ -360,7 +360,7 @@ dhp_attention_fwd(const __grid_constant__ CUtensorMap q_map, const __grid_consta
 /* Measured. For bits two kernels with a list have no registers, and a softmax over half a tile no predicates. */
 #define MASKING(part) (WINDOWED && (part) == WHOLE ? BY_BITS : COMPARED)
 
-/* Measured (docs/kernel.md), of kernels with 2 and 3 warpgroups at 128 and 64. */
+/* Measured (docs/kernel-measured.md), of kernels with 2 and 3 warpgroups at 128 and 64. */
 #define PLAIN_CALLS (!LISTED && !WINDOWED)
 #define TWO_MAXIMA (!FORM && ((HEAD_DIM == 128 && LISTED) || (HEAD_DIM == 64 && ONE_SEGMENT && PLAIN_CALLS)))
 #define WAITS_FOR_OWN (!FORM && ((HEAD_DIM == 128 && PLAIN_CALLS && !ONE_SEGMENT) || (HEAD_DIM == 64 && LISTED)))
