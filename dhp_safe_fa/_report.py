@@ -37,6 +37,8 @@ def choice_of_torch(query: Tensor, key: Tensor, others: tuple[Any, ...]) -> str:
 
     if not others:
         return "torch"
+    if key.dim() > 2 and key.shape[-3] == 0:
+        return "none"  # torch divides by the number of key heads, and the process ends
     value, attn_mask, dropout_p, is_causal, scale, enable_gqa = others
     device = query.device.type
     if torch.is_autocast_enabled(device):
@@ -46,7 +48,7 @@ def choice_of_torch(query: Tensor, key: Tensor, others: tuple[Any, ...]) -> str:
         choice = torch._fused_sdp_choice(
             query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
         )
-    except RuntimeError:
+    except (RuntimeError, IndexError):
         return "none"  # what SDPA will say itself
     return str(SDPBackend(choice).name)
 

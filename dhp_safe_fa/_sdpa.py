@@ -5,7 +5,6 @@ Both take the arguments of torch.nn.functional.scaled_dot_product_attention, and
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 
 import torch
@@ -17,6 +16,8 @@ from dhp_safe_fa._ops import attention
 from dhp_safe_fa._widths import is_fillable
 
 Attend = Callable[..., Tensor]
+
+_MAX_SCALE = torch.finfo(torch.float32).max
 
 # NVIDIA's number for Hopper; the kernels are its machine code.
 HOPPER = (9, 0)
@@ -87,7 +88,7 @@ def why_not(
     """Why dhp does not serve this call of scaled_dot_product_attention, in one sentence; None if it does."""
     if attn_mask is not None:
         return _wrong_mask(attn_mask)
-    if dropout_p > 0:
+    if dropout_p != 0:
         return f"dropout_p: {dropout_p:g}; supported: 0 (in evaluation, pass dropout_p=0.0)"
     return _wrong_place(query, key, value) or _wrong_shape(query, key, value, enable_gqa) or _wrong_scale(scale)
 
@@ -163,16 +164,16 @@ def _wrong_shape(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) ->
             return f"value: head_dim {v[-1]}; supported on CPU: 1 to {CPU_MAX_HEAD_DIM}"
     if k[:-3] != q[:-3]:
         return "key: its batch dimensions differ from query's; expand the smaller tensor"
-    if len(q) == 2 or (not enable_gqa and k[-3] == q[-3]):
+    if len(q) == 2:
         return None
-    if not enable_gqa:
+    if not enable_gqa and k[-3] != q[-3]:
         return f"key: {k[-3]} heads for {q[-3]} query heads; pass enable_gqa=True for grouped heads"
-    if k[-3] < 1 or q[-3] % k[-3] != 0:
+    if k[-3] < 1 or (enable_gqa and q[-3] % k[-3] != 0):
         return f"key: {k[-3]} heads for {q[-3]} query heads; supported: a divisor of the number of query heads"
     return None
 
 
 def _wrong_scale(scale: float | None) -> str | None:
-    if scale is not None and not 0 <= scale < math.inf:
-        return f"scale: {scale:g}; supported: finite and not negative"
+    if scale is not None and not 0 <= scale <= _MAX_SCALE:
+        return f"scale: {scale:g}; supported: finite, also as float32, and not negative"
     return None

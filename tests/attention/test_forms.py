@@ -286,6 +286,14 @@ def test_float64(rng: torch.Generator) -> None:
         torch.testing.assert_close(lse, want.lse, rtol=1e-12, atol=1e-13)
 
 
+@pytest.mark.parametrize("softcap", [1e4, 1e8, 1e16, 1e30])
+def test_large_softcap_of_float64(rng: torch.Generator, softcap: float) -> None:
+    """The tangent keeps its digits near 0, where the cap multiplies them; from some 1e8 on scores are as without."""
+    q, k, v = (t.double() for t in inputs(rng, Target("cpu", torch.float32), (1, 4, 2, 60, 90, 24), 40))
+    want = reference(q, k, v, softcap=softcap)
+    torch.testing.assert_close(dhp_safe_fa.attention(q, k, v, softcap=softcap), want.out, rtol=1e-12, atol=1e-13)
+
+
 def test_recorded_vmapped_and_compiled(rng: torch.Generator) -> None:
     q, k, v = inputs(rng, Target("cpu", torch.float32), (2, 4, 2, 33, 70, 64), 40)
     sinks = sinks_of(rng, 4)

@@ -175,6 +175,18 @@ def test_audit(target: Target, rng: torch.Generator) -> None:
     assert "audit: dhp would serve 4 of 5 calls" in table and "2x4x33x64" in table and "attn_mask: given" in table
 
 
+@pytest.mark.parametrize("name", ["hybrid", "audit"])
+def test_torch_runs_what_its_choice_cannot_be_asked_for(name: str) -> None:
+    """Without key heads asking torch ends the process, and with a mask without dimensions it raises an IndexError; the
+    calls themselves return something empty."""
+    empty = torch.randn(2, 0, 40, 8)
+    with warnings.catch_warnings(), dhp_safe_fa.policy(name) as policy:
+        warnings.simplefilter("ignore")
+        assert F.scaled_dot_product_attention(empty, empty, empty, enable_gqa=True).shape == empty.shape
+        assert F.scaled_dot_product_attention(empty, empty, empty, torch.tensor(0.0)).shape == empty.shape
+    assert {call.backend for call in policy.calls} == {"none"}
+
+
 def test_audit_with_a_backend_chosen_by_hand(q: Tensor) -> None:
     with dhp_safe_fa.policy("audit") as policy, torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
         attend(q)

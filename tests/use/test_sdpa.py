@@ -96,6 +96,10 @@ Q = (2, 4, 5, 64)
 REFUSED: dict[str, tuple[Any, Any, dict[str, Any], str]] = {
     "mask": (Q, Q, {"attn_mask": torch.ones(5, 5, dtype=torch.bool)}, "attn_mask: given, .*supported: None, .*causal"),
     "dropout": (Q, Q, {"dropout_p": 0.25}, r"dropout_p: 0\.25; supported: 0"),
+    "negative_dropout": (Q, Q, {"dropout_p": -1.0}, r"dropout_p: -1; supported: 0"),
+    "nan_dropout": (Q, Q, {"dropout_p": float("nan")}, r"dropout_p: nan; supported: 0"),
+    "scale_beyond_float32": (Q, Q, {"scale": 1e39}, r"scale: 1e\+39; supported: finite, also as float32"),
+    "no_heads": ((2, 0, 5, 64), (2, 0, 5, 64), {}, "key: 0 heads for 0 query heads"),
     "negative_scale": (Q, Q, {"scale": -1.0}, "scale: -1; supported: finite"),
     "infinite_scale": (Q, Q, {"scale": float("inf")}, "scale: inf; supported: finite"),
     "heads": (Q, (2, 2, 5, 64), {}, "key: 2 heads for 4 query heads; pass enable_gqa=True"),
