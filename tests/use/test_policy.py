@@ -179,10 +179,10 @@ def test_audit(target: Target, rng: torch.Generator) -> None:
 def test_torch_runs_what_its_choice_cannot_be_asked_for(name: str) -> None:
     """Without key heads asking torch ends the process, and with a mask without dimensions it raises an IndexError; the
     calls themselves return something empty."""
-    empty = torch.randn(2, 0, 40, 8)
+    headless, empty = torch.randn(2, 0, 40, 8), torch.randn(2, 4, 0, 8)
     with warnings.catch_warnings(), dhp_safe_fa.policy(name) as policy:
         warnings.simplefilter("ignore")
-        assert F.scaled_dot_product_attention(empty, empty, empty, enable_gqa=True).shape == empty.shape
+        assert F.scaled_dot_product_attention(headless, headless, headless, enable_gqa=True).shape == headless.shape
         assert F.scaled_dot_product_attention(empty, empty, empty, torch.tensor(0.0)).shape == empty.shape
     assert {call.backend for call in policy.calls} == {"none"}
 
