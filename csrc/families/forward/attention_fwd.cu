@@ -144,11 +144,18 @@
 #define LSE_OF_NONE(of, x) -INFINITY
 #endif
 
-/*
- * Fewer instructions for descriptors, and fewer registers: none is masked, and v's is k's and a constant. Taken where
- * it was measured to gain, beside one try a step (docs/kernel-measured.md).
- */
-#define LEAN_DESCRIPTORS (HEAD_DIM == 64 && ONE_SEGMENT)
+/* What was measured to gain in one kernel is a loss in another (docs/kernel-measured.md). Many of these choices are
+ * for kernels of plain calls with many rows, by head_dim, and whether these have one segment. */
+#define PLAIN_CALLS (!LISTED && !WINDOWED)
+#define PLAIN_64 (HEAD_DIM == 64 && WARPGROUPS > 1 && PLAIN_CALLS)
+#define PLAIN_SHORT_128 (HEAD_DIM == 128 && WARPGROUPS > 1 && PLAIN_CALLS && ONE_SEGMENT)
+#define PLAIN_LONG_128 (HEAD_DIM == 128 && WARPGROUPS > 1 && PLAIN_CALLS && !ONE_SEGMENT)
+#define PLAIN_SHORT_256 (HEAD_DIM == 256 && WARPGROUPS > 1 && PLAIN_CALLS && ONE_SEGMENT)
+
+/* Fewer instructions for descriptors, and fewer registers: none is masked, and v's is k's and a constant. */
+#define LEAN_DESCRIPTORS                                              \
+  ((HEAD_DIM == 64 && (ONE_SEGMENT || PLAIN_64)) || PLAIN_LONG_128 || \
+   (HEAD_DIM == 256 && WARPGROUPS > 1 && ONE_SEGMENT))
 #define DESCRIPTOR(address, leading) \
   (LEAN_DESCRIPTORS ? matrix_descriptor_unmasked(address, leading) : matrix_descriptor(address, leading))
 
@@ -233,11 +240,10 @@ dhp_attention_fwd(const __grid_constant__ CUtensorMap q_map, const __grid_consta
 #define ASKS_AHEAD (SEAMLESS || Q_PLACES > 1)
 
 /*
- * All of these waits end in a branch on t. So one try is enough, and short kernels and those with a list do with it:
- * the other four of mbarrier_wait take a step some 100 cycles where the tile is there. The others are no faster so (at
- * head_dim 64 slower: docs/kernel-measured.md).
+ * All of these waits end in a branch on t. So one try is enough: the other four of mbarrier_wait take a step some 100
+ * cycles where the tile is there. At head_dim 256 there are no registers for it, and a lone warpgroup is no faster.
  */
-#define TRIES_ONCE (ONE_SEGMENT || LISTED)
+#define TRIES_ONCE (ONE_SEGMENT || LISTED || PLAIN_64 || PLAIN_LONG_128)
 #define WAIT(barrier, parity) \
   (TRIES_ONCE ? mbarrier_wait_short(barrier, parity) : mbarrier_wait(barrier, parity, p.zero))
 
@@ -286,6 +292,9 @@ dhp_attention_fwd(const __grid_constant__ CUtensorMap q_map, const __grid_consta
 #define PLAIN_END plain
 #define LOAD_PLAIN LOAD_ANY
 #endif
+
+/* Of a warpgroup that is not the last one. */
+#define LOAD_NOTHING(done) (void)0
 
 /* The last warpgroup knows that all have finished step t, whose pair is the one before `pair`. */
 #define ASK_EARLY(LOAD)                                               \
@@ -360,18 +369,17 @@ dhp_attention_fwd(const __grid_constant__ CUtensorMap q_map, const __grid_consta
 /* Measured. For bits two kernels with a list have no registers, and a softmax over half a tile no predicates. */
 #define MASKING(part) (WINDOWED && (part) == WHOLE ? BY_BITS : COMPARED)
 
-/* Measured (docs/kernel-measured.md), of kernels with 2 and 3 warpgroups at 128 and 64. */
-#define PLAIN_CALLS (!LISTED && !WINDOWED)
-#define TWO_MAXIMA (!FORM && ((HEAD_DIM == 128 && LISTED) || (HEAD_DIM == 64 && ONE_SEGMENT && PLAIN_CALLS)))
-#define WAITS_FOR_OWN (!FORM && ((HEAD_DIM == 128 && PLAIN_CALLS && !ONE_SEGMENT) || (HEAD_DIM == 64 && LISTED)))
-#define WAITS_FOR_BOTH (HEAD_DIM == 128 && PLAIN_CALLS && ONE_SEGMENT)
-#define ORDER                                                   \
-  (WARPGROUPS == 1              ? ANY_ORDER                     \
-   : HEAD_DIM == 64 && WINDOWED ? (softmax_order){2, {8, 0}, 1} \
-   : TWO_MAXIMA                 ? (softmax_order){2, {8, 8}, 0} \
-   : WAITS_FOR_OWN              ? (softmax_order){1, {3, 2}, 0} \
-   : WAITS_FOR_BOTH             ? (softmax_order){1, {8, 0}, 1} \
-                                : ANY_ORDER)
+/* Measured. */
+#define ORDER                                                           \
+  (WARPGROUPS == 1                      ? ANY_ORDER                     \
+   : HEAD_DIM == 64 && WINDOWED         ? (softmax_order){2, {8, 0}, 1} \
+   : PLAIN_64                           ? (softmax_order){2, {8, 8}, 0} \
+   : HEAD_DIM == 128 && LISTED && !FORM ? (softmax_order){2, {8, 8}, 0} \
+   : HEAD_DIM == 64 && LISTED && !FORM  ? (softmax_order){1, {3, 2}, 0} \
+   : PLAIN_LONG_128                     ? (softmax_order){1, {6, 4}, 0} \
+   : PLAIN_SHORT_128                    ? (softmax_order){1, {8, 0}, 1} \
+   : PLAIN_SHORT_256                    ? (softmax_order){1, {8, 6}, 0} \
+                                        : ANY_ORDER)
 
 /* Of a part of a key tile: its keys, how many lie before them, and what a thread holds of their scores. */
 #define KEYS_OF(part) ((part) == WHOLE ? TILE_K : TILE_K / 2)
@@ -423,6 +431,19 @@ dhp_attention_fwd(const __grid_constant__ CUtensorMap q_map, const __grid_consta
     PACK(part);                           \
   } while (0)
 #define RUN_STEP(masked, LOAD) RUN_STEP_OVER(WHOLE, masked, LOAD)
+
+/*
+ * Steps up to one, of which there are most. If LOADERS_APART, warpgroups that load nothing have a loop of their own,
+ * with up to 28 instructions fewer (measured).
+ */
+#define LOADERS_APART ((HEAD_DIM == 64 && WARPGROUPS > 1 && !LISTED) || PLAIN_SHORT_256)
+#define RUN_STEPS_TO(end, masked, LOAD)                                   \
+  do {                                                                    \
+    if (!LOADERS_APART | is_last_group)                                   \
+      _Pragma("unroll 1") while (t < end) RUN_STEP(masked, LOAD);         \
+    else                                                                  \
+      _Pragma("unroll 1") while (t < end) RUN_STEP(masked, LOAD_NOTHING); \
+  } while (0)
 
 /* Rows may see keys from a first one on. */
 #if HAS_FIRST_KEYS
@@ -783,13 +804,15 @@ dhp_attention_fwd(const __grid_constant__ CUtensorMap q_map, const __grid_consta
 #pragma unroll 1
       while (t < min(MASKED_STEPS(), WHOLE_STEPS()))
         RUN_STEP(1, LOAD_ANY);
+#if HAS_PLAIN_STEPS
       READ_PLAIN_END();
-#pragma unroll 1
-      while (HAS_PLAIN_STEPS && t < PLAIN_END)
-        RUN_STEP(0, LOAD_PLAIN);
+      RUN_STEPS_TO(PLAIN_END, 0, LOAD_PLAIN);
 #pragma unroll 1
       while (t < WHOLE_STEPS())
         RUN_STEP(HAS_FIRST_KEYS, LOAD_ANY);
+#else
+      RUN_STEPS_TO(WHOLE_STEPS(), 0, LOAD_ANY);
+#endif
       if (SEAMLESS) t += LATE_QUERIES(ASKED_QUERIES);
       if (SEAMLESS & (t < LATE) & (next.key_tiles > 0) & !IS_SPLIT & !RESUMES() & (NEXT_SEGMENT() < 0))
         GO_ON_TO_QUERY_TILE();
