@@ -122,30 +122,6 @@ DHP_PTX uint32_t mbarrier_wait_short(uint32_t barrier, uint32_t parity) {
   return done;
 }
 
-/*
- * mbarrier_wait in two parts, between which there is other work: the first three tries, which return what the last of
- * them said; and the last two, which are given that.
- */
-DHP_PTX uint32_t mbarrier_wait_begin(uint32_t barrier, uint32_t parity, uint32_t zero) {
-  uint32_t there;
-  asm volatile(
-      "{.reg .pred there; .reg .u32 now, same; mov.u32 now, %2; xor.b32 same, %2, %3;\n" TRY TRY_AGAIN TRY_AGAIN
-      "selp.u32 %0, 1, 0, there;}"
-      : "=&r"(there)
-      : "r"(barrier), "r"(parity), "r"(zero)
-      : "memory");
-  return there;
-}
-DHP_PTX uint32_t mbarrier_wait_end(uint32_t barrier, uint32_t parity, uint32_t zero, uint32_t before) {
-  uint32_t done;
-  asm volatile("{.reg .pred there; .reg .u32 now, same; setp.ne.u32 there, %4, 0; xor.b32 same, %2, %3;\n" TRY_AGAIN
-               "selp.u32 %0, 1, 0, there;\n" TRY_AGAIN "}"
-               : "=&r"(done)
-               : "r"(barrier), "r"(parity), "r"(zero), "r"(before)
-               : "memory");
-  return done;
-}
-
 /* In the stream of tiles: 16 us. */
 #define FOUR_TRIES TRY TRY_AGAIN TRY_AGAIN TRY_AGAIN
 DEFINE_WAIT(mbarrier_wait, FOUR_TRIES)

@@ -350,21 +350,13 @@ dhp_attention_fwd(const __grid_constant__ CUtensorMap q_map, const __grid_consta
 #define ISSUE_OUTPUT() issue_registers<wgmma_output>(o, probabilities, V_DESCRIPTOR, TILE_K, t > 1, HIGH_OF_V)
 
 /*
- * The pair of the next step is awaited while S(t) is, and before the exponentials, or by one try while S(t) is: at
- * head_dim 64 a turn is so short that five would otherwise be a fifth of the way from S(t) to the next turn. At 128 and
- * 256 the pair comes later than that in the first steps of a query tile, and is awaited at the end.
+ * The pair of the next step is awaited while S(t) is, at head_dim 64, where exponentials are what a step waits for. At
+ * 128 and 256 the pair comes later than that in the first steps of a query tile, and is awaited at the end.
  */
 #define AWAITS_EARLY (HEAD_DIM == 64 && WARPGROUPS > 1)
 #define AWAIT_PAIR() WAIT(pairs_full + 8 * pair.index, pair.parity)
-#define BEGIN_WAIT()                                  \
-  const uint32_t there = !AWAITS_EARLY ? 0            \
-                         : TRIES_ONCE  ? AWAIT_PAIR() \
-                                       : mbarrier_wait_begin(pairs_full + 8 * pair.index, pair.parity, p.zero)
-#define END_WAIT()                            \
-  const uint32_t here = !AWAITS_EARLY ? 0     \
-                        : TRIES_ONCE  ? there \
-                                      : mbarrier_wait_end(pairs_full + 8 * pair.index, pair.parity, p.zero, there)
-#define WAIT_AT_THE_END() t += LATE_UNLESS(AWAITS_EARLY ? here : AWAIT_PAIR())
+#define BEGIN_WAIT() const uint32_t there = AWAITS_EARLY ? AWAIT_PAIR() : 0
+#define WAIT_AT_THE_END() t += LATE_UNLESS(AWAITS_EARLY ? there : AWAIT_PAIR())
 
 /* Measured. For bits two kernels with a list have no registers, and a softmax over half a tile no predicates. */
 #define MASKING(part) (WINDOWED && (part) == WHOLE ? BY_BITS : COMPARED)
@@ -401,7 +393,6 @@ dhp_attention_fwd(const __grid_constant__ CUtensorMap q_map, const __grid_consta
                                    masked ? MASKING(part) : UNMASKED, ORDER);           \
     if (masked) KEEP_HIDDEN(t);                                                         \
     ASK_EARLY(LOAD);                                                                    \
-    END_WAIT();                                                                         \
     softmax_exponentials<SCORES_OF(part)>(S_OF(part), &stats, scale, ORDER);            \
     t++;                                                                                \
     WAIT_AT_THE_END();                                                                  \

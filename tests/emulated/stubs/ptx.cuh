@@ -45,10 +45,6 @@ static inline uint32_t mbarrier_nap_and_try(uint32_t barrier, uint32_t parity, u
                                             uint32_t) {
   return mbarrier_try(barrier, parity, zero, before);
 }
-static inline uint32_t mbarrier_wait_begin(uint32_t, uint32_t, uint32_t) { return 0; }
-static inline uint32_t mbarrier_wait_end(uint32_t barrier, uint32_t parity, uint32_t zero, uint32_t) {
-  return mbarrier_wait(barrier, parity, zero);
-}
 
 static inline void bar_sync(int go, int id, int threads) {
   if (go) emulated::named_barrier(id, threads, true);

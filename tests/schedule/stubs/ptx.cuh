@@ -41,17 +41,6 @@ static inline uint32_t mbarrier_nap_and_try(uint32_t barrier, uint32_t parity, u
 static inline uint32_t mbarrier_try(uint32_t barrier, uint32_t parity, uint32_t zero, uint32_t before) {
   return mbarrier_nap_and_try(barrier, parity, zero, before, 0);
 }
-static inline uint32_t mbarrier_wait_begin(uint32_t barrier, uint32_t parity, uint32_t) {
-  uint32_t there = 0;
-  for (int i = 0; i < 3; i++)
-    there = sim::mbarrier_try(barrier, parity, there, 0);
-  return there;
-}
-static inline uint32_t mbarrier_wait_end(uint32_t barrier, uint32_t parity, uint32_t, uint32_t before) {
-  const uint32_t done = sim::mbarrier_try(barrier, parity, before, 0);
-  sim::mbarrier_try(barrier, parity, done, 0);
-  return done;
-}
 
 static inline void bar_sync(int go, int id, int threads) {
   if (go) sim::named_barrier(id, threads, true);
