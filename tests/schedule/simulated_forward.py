@@ -103,6 +103,10 @@ MUTATIONS = (
         (("define LOAD_ANY(done) load_pair(arrived,", "define LOAD_ANY(done) load_pair(1,"),),
         time_outs=True,
     ),
+    Mutation(
+        "the_last_warpgroup_in_the_loop_that_loads_nothing",
+        (("if (!LOADERS_APART || is_last_group)", "if (!LOADERS_APART || !is_last_group)"),),
+    ),
     Mutation("loads_own_after_a_time_out", (("load_own_pair(arrived,", "load_own_pair(1,"),), time_outs=True),
     Mutation(
         "late_pairs_not_awaited_again",

@@ -144,15 +144,17 @@
 #define LSE_OF_NONE(of, x) -INFINITY
 #endif
 
-/* What was measured to gain in one kernel is a loss in another (docs/kernel-measured.md). Many of these choices are
- * for kernels of plain calls with many rows, by head_dim, and whether these have one segment. */
+/* What was measured to gain in one kernel is a loss in another (docs/kernel-measured.md), so such choices are made by
+ * kernel. Many are for kernels of several warpgroups without a list or window: at head_dim 64, or, by head_dim, the one
+ * for rows of one segment (short) or that for rows of any number of segments (long). */
 #define PLAIN_CALLS (!LISTED && !WINDOWED)
 #define PLAIN_64 (HEAD_DIM == 64 && WARPGROUPS > 1 && PLAIN_CALLS)
 #define PLAIN_SHORT_128 (HEAD_DIM == 128 && WARPGROUPS > 1 && PLAIN_CALLS && ONE_SEGMENT)
 #define PLAIN_LONG_128 (HEAD_DIM == 128 && WARPGROUPS > 1 && PLAIN_CALLS && !ONE_SEGMENT)
 #define PLAIN_SHORT_256 (HEAD_DIM == 256 && WARPGROUPS > 1 && PLAIN_CALLS && ONE_SEGMENT)
 
-/* Fewer instructions for descriptors, and fewer registers: none is masked, and v's is k's and a constant. */
+/* Fewer instructions for descriptors, and fewer registers: none is masked but q's at head_dim 256, which is computed
+ * again in each step, and v's is k's and a constant. Where it was measured to gain. */
 #define LEAN_DESCRIPTORS                                              \
   ((HEAD_DIM == 64 && (ONE_SEGMENT || PLAIN_64)) || PLAIN_LONG_128 || \
    (HEAD_DIM == 256 && WARPGROUPS > 1 && ONE_SEGMENT))
@@ -241,7 +243,8 @@ dhp_attention_fwd(const __grid_constant__ CUtensorMap q_map, const __grid_consta
 
 /*
  * All of these waits end in a branch on t. So one try is enough: the other four of mbarrier_wait take a step some 100
- * cycles where the tile is there. At head_dim 256 there are no registers for it, and a lone warpgroup is no faster.
+ * cycles where the tile is there. Five are left in kernels without a list for rows of several segments, of a lone
+ * warpgroup (not measured) and at head_dim 256 (no gain).
  */
 #define TRIES_ONCE (ONE_SEGMENT || LISTED || PLAIN_64 || PLAIN_LONG_128)
 #define WAIT(barrier, parity) \
@@ -361,7 +364,7 @@ dhp_attention_fwd(const __grid_constant__ CUtensorMap q_map, const __grid_consta
 /* Measured. For bits two kernels with a list have no registers, and a softmax over half a tile no predicates. */
 #define MASKING(part) (WINDOWED && (part) == WHOLE ? BY_BITS : COMPARED)
 
-/* Measured. */
+/* Measured (docs/kernel-measured.md); the fields are softmax_order's. */
 #define ORDER                                                           \
   (WARPGROUPS == 1                      ? ANY_ORDER                     \
    : HEAD_DIM == 64 && WINDOWED         ? (softmax_order){2, {8, 0}, 1} \
@@ -424,16 +427,17 @@ dhp_attention_fwd(const __grid_constant__ CUtensorMap q_map, const __grid_consta
 #define RUN_STEP(masked, LOAD) RUN_STEP_OVER(WHOLE, masked, LOAD)
 
 /*
- * Steps up to one, of which there are most. If LOADERS_APART, warpgroups that load nothing have a loop of their own,
- * with up to 28 instructions fewer (measured).
+ * Steps while t < end: the loops that run most of a query tile's steps. If LOADERS_APART, warpgroups that load nothing
+ * have one of their own, with fewer instructions. Where it was measured to gain.
  */
 #define LOADERS_APART ((HEAD_DIM == 64 && WARPGROUPS > 1 && !LISTED) || PLAIN_SHORT_256)
 #define RUN_STEPS_TO(end, masked, LOAD)                                   \
   do {                                                                    \
-    if (!LOADERS_APART | is_last_group)                                   \
+    if (!LOADERS_APART || is_last_group) {                                \
       _Pragma("unroll 1") while (t < end) RUN_STEP(masked, LOAD);         \
-    else                                                                  \
+    } else {                                                              \
       _Pragma("unroll 1") while (t < end) RUN_STEP(masked, LOAD_NOTHING); \
+    }                                                                     \
   } while (0)
 
 /* Rows may see keys from a first one on. */
