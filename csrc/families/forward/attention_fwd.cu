@@ -145,19 +145,18 @@
 #endif
 
 /* What was measured to gain in one kernel is a loss in another (docs/kernel-measured.md), so such choices are made by
- * kernel. Many are for kernels of several warpgroups without a list or window: at head_dim 64, or, by head_dim, the one
- * for rows of one segment (short) or that for rows of any number of segments (long). */
-#define PLAIN_CALLS (!LISTED && !WINDOWED)
-#define PLAIN_64 (HEAD_DIM == 64 && WARPGROUPS > 1 && PLAIN_CALLS)
-#define PLAIN_SHORT_128 (HEAD_DIM == 128 && WARPGROUPS > 1 && PLAIN_CALLS && ONE_SEGMENT)
-#define PLAIN_LONG_128 (HEAD_DIM == 128 && WARPGROUPS > 1 && PLAIN_CALLS && !ONE_SEGMENT)
-#define PLAIN_SHORT_256 (HEAD_DIM == 256 && WARPGROUPS > 1 && PLAIN_CALLS && ONE_SEGMENT)
+ * kernel. Many are for kernels of several warpgroups without a list or window, by head_dim, and at 128 and 256 by
+ * whether they are for rows of one segment (short) or of any number of segments (long). */
+#define PLAIN (WARPGROUPS > 1 && !LISTED && !WINDOWED)
+#define PLAIN_64 (PLAIN && HEAD_DIM == 64)
+#define PLAIN_SHORT_128 (PLAIN && HEAD_DIM == 128 && ONE_SEGMENT)
+#define PLAIN_LONG_128 (PLAIN && HEAD_DIM == 128 && !ONE_SEGMENT)
+#define PLAIN_SHORT_256 (PLAIN && HEAD_DIM == 256 && ONE_SEGMENT)
 
 /* Fewer instructions for descriptors, and fewer registers: none is masked but q's at head_dim 256, which is computed
  * again in each step, and v's is k's and a constant. Where it was measured to gain. */
-#define LEAN_DESCRIPTORS                                              \
-  ((HEAD_DIM == 64 && (ONE_SEGMENT || PLAIN_64)) || PLAIN_LONG_128 || \
-   (HEAD_DIM == 256 && WARPGROUPS > 1 && ONE_SEGMENT))
+#define LEAN_DESCRIPTORS \
+  ((HEAD_DIM == 64 && ONE_SEGMENT) || PLAIN_64 || PLAIN_LONG_128 || (HEAD_DIM == 256 && ONE_SEGMENT && WARPGROUPS > 1))
 #define DESCRIPTOR(address, leading) \
   (LEAN_DESCRIPTORS ? matrix_descriptor_unmasked(address, leading) : matrix_descriptor(address, leading))
 
