@@ -4,6 +4,7 @@
  */
 #include "check.h"
 
+#include <float.h>
 #include <math.h>
 #include <stdio.h>
 
@@ -111,12 +112,16 @@ static dhp_status check_call(const dhp_attention *args, form given, form keys, d
                     (long long)args->causal_offset);
   if (!isfinite((float)args->scale) || args->scale < 0.)
     return dhp_fail(error, DHP_INVALID_ARGUMENT, "scale: %g; supported: finite and not negative", args->scale);
-  /* float32 calls use scale / softcap, and softcap log2(e) < 2 softcap */
-  const double softcap = args->softcap;
-  if (softcap != 0. && !(softcap > 0. && isfinite((float)(args->scale / softcap)) && isfinite((float)(2. * softcap))))
+  /*
+   * float32 calls use q scale / softcap and softcap log2(e); with 2^100, 2^27 is left for q. Where the tangent's
+   * argument would be subnormal it is 0, an error of 2^-126 softcap in a score: 2^-26 for the largest one.
+   */
+  const int is_wide = q->dtype == DHP_FLOAT64;
+  const double softcap = args->softcap, most = is_wide ? DBL_MAX : 0x1p100;
+  if (softcap != 0. && !(softcap >= DBL_MIN && softcap <= most && args->scale / softcap <= most))
     return dhp_fail(error, DHP_INVALID_ARGUMENT,
-                    "softcap: %g; supported: 0 for none, or positive and finite, also as float32 and below scale",
-                    softcap);
+                    "softcap: %g; supported: 0 for none, or positive and normal, with softcap and scale / softcap %s",
+                    softcap, is_wide ? "finite" : "no more than 2^100");
   return DHP_OK;
 }
 

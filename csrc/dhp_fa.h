@@ -76,7 +76,8 @@ typedef struct dhp_attention {
   int64_t causal_offset; /* 0 is torch SDPA's alignment, Sk - Sq is FlashAttention's */
   int is_windowed; /* 1: key j is visible to query i only if -window_left <= j - i - causal_offset <= window_right */
   int64_t window_left, window_right; /* >= 0; -1: no bound on that side */
-  double softcap;    /* > 0: softcap tanh(score / softcap) takes the place of each (scaled) score; 0: none */
+  double softcap;    /* > 0: softcap tanh(score / softcap) takes the place of each (scaled) score; 0: none. But for
+                        float64, neither it nor scale / softcap is more than 2^100 */
   const void *sinks; /* [Hq] contiguous, dtype as lse: exp(sink) is one more term of the sum of every row of a head,
                         with a value of 0. A row that sees no key has the sink as its lse. NULL: none */
   void *workspace;   /* dhp_attention_workspace bytes, 16-byte aligned, if that is not 0; holds secrets afterwards */

@@ -94,9 +94,14 @@ def _is_plain(softcap: float | None, sinks: Tensor | None) -> bool:
 
 
 def _sides(window: tuple[int, int], operator: str = "attention") -> tuple[int, int]:
-    if len(window) != 2:
-        refuse(operator, f"window: {window}; expected (left, right), two numbers of keys")
-    return window
+    """window, or a refusal. A side is not computed with: it may be a symbol, or of torch.jit.trace."""
+    try:
+        left, right = window
+        if all(isinstance(side, (int, torch.SymInt)) or hasattr(side, "__index__") for side in (left, right)):
+            return left, right
+    except (TypeError, ValueError):
+        pass
+    refuse(operator, f"window: {window}; expected (left, right), two numbers of keys")
 
 
 def _attend(
@@ -116,12 +121,13 @@ def _attend(
     values = v
     if _asked(_widths.differ, q, k, v):
         q, k, v, scale = _widths.fill(q, k, v, scale)
-    is_plain = window == _NO_WINDOW and _is_plain(softcap, sinks)
+    sides = _sides(window)
+    is_plain = sides == _NO_WINDOW and _is_plain(softcap, sinks)
     lse: Tensor | None = None
-    if not is_plain and _asked(_windows.are_packed, q, k, v, is_causal, _sides(window), softcap, sinks):
-        out, lse = _windows.attend(q, k, v, is_causal, scale, causal_offset, window, softcap, sinks)
+    if not is_plain and _asked(_windows.are_packed, q, k, v, is_causal, sides, softcap, sinks, scale):
+        out, lse = _windows.attend(q, k, v, is_causal, scale, causal_offset, sides, softcap, sinks)
     else:
-        found = _run(operator, q, k, v, is_causal, scale, causal_offset, *_sides(window), softcap, sinks)
+        found = _run(operator, q, k, v, is_causal, scale, causal_offset, *sides, softcap, sinks)
         out, lse = found if operator is _attention_lse else (found, lse)
     return (out if v is values else _widths.narrow(out, values)), lse
 
@@ -154,8 +160,9 @@ def attention(
             right, and under is_causal none behind i + causal_offset. -1: no bound on that side. On CUDA where no
             gradient is recorded; with a left side, wider than a segment (4096 keys at head_dim 128: docs/kernel.md) and
             over more keys, the batch goes as packed sequences, copied unless stored [B, S, H, D].
-        softcap: each scaled score becomes softcap · tanh(score / softcap), as in Gemma 2. None, or 0: it stays. On CUDA
-            where no gradient is recorded, as packed sequences.
+        softcap: each scaled score becomes softcap · tanh(score / softcap), as in Gemma 2. None, or 0: it stays. Neither
+            it nor scale / softcap may be more than 2^100, but of float64. On CUDA where no gradient is recorded, as
+            packed sequences.
         sinks: [Hq], float32 (float64 for float64 inputs); exp(sinks[h]) is one more term of the sum of each row of
             query head h, with a value of 0, as in gpt-oss (Xiao et al., 2023, have learned keys for it). On CUDA as a
             soft cap.

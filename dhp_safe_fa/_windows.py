@@ -6,12 +6,12 @@ window around that place. Rows behind the last one that sees a key are left out,
 
 from __future__ import annotations
 
-import math
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from dhp_safe_fa._operator import softcaps
 from dhp_safe_fa._segments import segment_of
 
 
@@ -62,19 +62,20 @@ def are_packed(
     window: tuple[int, int],
     softcap: float | None = None,
     sinks: object = None,
+    scale: float | None = None,
 ) -> bool:
     """Whether a call with these goes this way: on CUDA, where no gradient is recorded, with what only kernels of packed
     sequences have, and if nothing is to be refused that the operator has the words for."""
     tensors = (q, k, v, sinks)
     return (
         min(window) >= -1
-        and (softcap is None or 0 <= softcap < math.inf)
         and isinstance(q, Tensor)
         and isinstance(k, Tensor)
         and isinstance(v, Tensor)
         and q.is_cuda
         and q.dim() == k.dim() == v.dim() == 4
         and q.shape[0] == k.shape[0] == v.shape[0]
+        and softcaps.refusal(softcap, scale, q) is None
         and (sinks is None or (isinstance(sinks, Tensor) and sinks.shape == q.shape[1:2]))
         and (bool(softcap) or sinks is not None or not _is_served(q, k, is_causal, window))
         and not (torch.is_grad_enabled() and any(isinstance(t, Tensor) and t.requires_grad for t in tensors))

@@ -59,7 +59,7 @@ void backward(const Call &call, const Gradients &gradients, Tensor results[3]) {
   std::optional<Tensor> workspace;
   if (const size_t bytes = dhp_backward_workspace(&args, q.is_cuda())) {
     const int64_t sizes[] = {static_cast<int64_t>(bytes)};
-    workspace = torch::stable::new_empty(q, {sizes, 1}, ScalarType::Byte);
+    workspace = allocated(q, {sizes, 1}, ScalarType::Byte);
     args.workspace = workspace->data_ptr();
   }
   dhp_error error{};

@@ -10,6 +10,8 @@
  */
 #include <torch/csrc/stable/library.h>
 
+#include <utility>
+
 #include "../families/backward/part.h"
 #include "calls.h"
 #include "running.h"
@@ -29,10 +31,12 @@ dhp_backward of_shapes(const Tensor &q, const Tensor &k) {
 }
 
 void workspace(StableIValue *stack, uint64_t, uint64_t) {
-  const Tensor q = given("q", stack[0], "[B, H, S, D]"), k = given("k", stack[1], "[B, H, S, D]");
+  const Tensor q = taken(stack[0]), k = taken(stack[1]);
+  require("q", q, "[B, H, S, D]");
+  require("k", k, "[B, H, S, D]");
   dhp_backward args = of_shapes(q, k);
   const int64_t sizes[] = {static_cast<int64_t>(dhp_backward_workspace(&args, 1))};
-  const Tensor bytes = torch::stable::new_empty(q, {sizes, 1}, ScalarType::Byte);
+  const Tensor bytes = allocated(q, {sizes, 1}, ScalarType::Byte);
   args.workspace = bytes.data_ptr();
   dhp_backward_offsets at{};
   dhp_error error{};
@@ -50,12 +54,10 @@ dhp_tensor wanted(const char *name, const std::optional<Tensor> &t, dhp_tensor l
 }
 
 void part(StableIValue *stack, uint64_t, uint64_t) {
-  const auto tensor = [stack](const char *name, int i) { return given(name, stack[i], "[B, H, S, D]"); };
   const auto optional = [stack](int i) { return values::to<std::optional<Tensor>>(stack[i]); };
   const int64_t which = values::to<int64_t>(stack[0]);
-  const Tensor workspace = given("workspace", stack[1], "[bytes]"), q = tensor("q", 2), k = tensor("k", 3);
-  const Tensor v = tensor("v", 4), out = tensor("out", 5), lse = given("lse", stack[6], "[B, H, S]");
-  const Tensor grad_out = tensor("grad_out", 7), dq = tensor("dq", 9);
+  const Tensor workspace = taken(stack[1]), q = taken(stack[2]), k = taken(stack[3]), v = taken(stack[4]);
+  const Tensor out = taken(stack[5]), lse = taken(stack[6]), grad_out = taken(stack[7]), dq = taken(stack[9]);
   const std::optional<Tensor> grad_lse = optional(8), dk = optional(10), dv = optional(11);
   const Options options{values::to<bool>(stack[12]),
                         values::to<std::optional<double>>(stack[13]),
@@ -63,6 +65,12 @@ void part(StableIValue *stack, uint64_t, uint64_t) {
                         -1,
                         -1,
                         {}};
+  require("workspace", workspace, "[bytes]");
+  require("lse", lse, "[B, H, S]");
+  const std::pair<const char *, const Tensor &> like_q[] = {
+      {"q", q}, {"k", k}, {"v", v}, {"out", out}, {"grad_out", grad_out}, {"dq", dq}};
+  for (const auto &[name, t] : like_q)
+    require(name, t, "[B, H, S, D]");
   if (which < 0 || which >= DHP_PARTS)
     fail("part: " + std::to_string(which) + "; there are " + std::to_string(DHP_PARTS));
   const auto part = static_cast<dhp_backward_part>(which);
@@ -90,13 +98,13 @@ void part(StableIValue *stack, uint64_t, uint64_t) {
   if (touched & DHP_OF_V) forward.v = readable("v", v, forward.v, copies[2]);
   if (touched & DHP_OF_OUT) forward.out = readable("out", out, forward.out, copies[3]);
   if (touched & DHP_OF_GRAD_OUT) args.grad_out = readable("grad_out", grad_out, args.grad_out, copies[4]);
-  forward.lse = lse.data_ptr();
+  forward.lse = memory_of("lse", lse);
   if (part == DHP_PART_DELTA) {
     const std::vector<int64_t> rows{q.size(0), q.size(1), q.size(2)};
     forward.lse = const_cast<void *>(readable_rows("lse", lse, rows, q, copies[5])); /* here it is read alone */
     if (grad_lse) args.grad_lse = readable_rows("grad_lse", *grad_lse, rows, q, copies[6]);
   }
-  args.workspace = workspace.data_ptr();
+  args.workspace = memory_of("workspace", workspace);
   if (workspace.scalar_type() != ScalarType::Byte || !workspace.is_contiguous() ||
       static_cast<size_t>(workspace.numel()) < dhp_backward_workspace(&args, 1))
     fail("workspace: not what _backward_workspace gives for a call of this shape");

@@ -26,8 +26,9 @@ const void *readable_sinks(const Tensor &sinks, const Tensor &q, int64_t heads, 
          "], one number for each query head");
   if (sinks.scalar_type() != row_dtype(q))
     fail("sinks: dtype " + dtype_name(sinks.scalar_type()) + "; expected " + dtype_name(row_dtype(q)));
+  const void *const there = memory_of("sinks", sinks);
   if (!sinks.is_contiguous()) keep = contiguous_copy(sinks);
-  return (keep ? *keep : sinks).data_ptr();
+  return keep ? keep->data_ptr() : there;
 }
 
 dhp_attention described(const Call &call) {
@@ -71,7 +72,7 @@ Tensor forward(const Call &call, Tensor *lse) {
   std::optional<Tensor> workspace;
   if (const size_t bytes = dhp_attention_workspace(&args, q.is_cuda())) {
     const int64_t sizes[] = {static_cast<int64_t>(bytes)};
-    workspace = torch::stable::new_empty(q, {sizes, 1}, ScalarType::Byte);
+    workspace = allocated(q, {sizes, 1}, ScalarType::Byte);
     args.workspace = workspace->data_ptr();
   }
   dhp_error error{};

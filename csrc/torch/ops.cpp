@@ -29,7 +29,11 @@ void check_arguments(uint64_t arguments, uint64_t built_for) {
          std::to_string(built_for));
 }
 
-Tensor tensor(const char *name, StableIValue value) { return given(name, value, "[B, H, S, D]"); }
+void require_call(const Call &call) {
+  require("q", call.q, "[B, H, S, D]");
+  require("k", call.k, "[B, H, S, D]");
+  require("v", call.v, "[B, H, S, D]");
+}
 
 /* The first of the options, and the later ones, which do not follow them in a backward. */
 Options options_from(const StableIValue *first, const StableIValue *later) {
@@ -40,9 +44,10 @@ Options options_from(const StableIValue *first, const StableIValue *later) {
 
 Tensor forward_from(const StableIValue *stack, uint64_t arguments, Tensor *lse) {
   check_arguments(arguments, 10);
-  return forward({tensor("q", stack[0]), tensor("k", stack[1]), tensor("v", stack[2]),
-                  options_from(stack + 3, stack + 6), values::to<std::optional<Tensor>>(stack[9])},
-                 lse);
+  const Call call{taken(stack[0]), taken(stack[1]), taken(stack[2]), options_from(stack + 3, stack + 6),
+                  values::to<std::optional<Tensor>>(stack[9])};
+  require_call(call);
+  return forward(call, lse);
 }
 
 void attention(StableIValue *stack, uint64_t arguments, uint64_t) {
@@ -61,13 +66,16 @@ void attention_lse(StableIValue *stack, uint64_t arguments, uint64_t) {
 void attention_backward(StableIValue *stack, uint64_t arguments, uint64_t) {
   run_as("attention_backward", [=] {
     check_arguments(arguments, 16);
-    Gradients gradients{tensor("grad_out", stack[0]),
-                        tensor("out", stack[4]),
-                        given("lse", stack[5], "[B, H, S]"),
+    Gradients gradients{taken(stack[0]),
+                        taken(stack[4]),
+                        taken(stack[5]),
                         values::to<std::optional<Tensor>>(stack[9]),
                         {values::to<bool>(stack[10]), values::to<bool>(stack[11]), values::to<bool>(stack[12])}};
-    const Call call{
-        tensor("q", stack[1]), tensor("k", stack[2]), tensor("v", stack[3]), options_from(stack + 6, stack + 13), {}};
+    const Call call{taken(stack[1]), taken(stack[2]), taken(stack[3]), options_from(stack + 6, stack + 13), {}};
+    require("grad_out", gradients.grad_out, "[B, H, S, D]");
+    require("out", gradients.out, "[B, H, S, D]");
+    require("lse", gradients.lse, "[B, H, S]");
+    require_call(call);
     Tensor results[3];
     backward(call, gradients, results);
     for (int i = 0; i < 3; i++)
@@ -78,9 +86,13 @@ void attention_backward(StableIValue *stack, uint64_t arguments, uint64_t) {
 void attention_sinks_backward(StableIValue *stack, uint64_t arguments, uint64_t) {
   run_as("attention_sinks_backward", [=] {
     check_arguments(arguments, 5);
-    stack[0] = values::from(
-        sinks_backward({tensor("grad_out", stack[0]), tensor("out", stack[1]), given("lse", stack[2], "[B, H, S]"),
-                        given("sinks", stack[3], "[H]"), values::to<std::optional<Tensor>>(stack[4])}));
+    const SinksCall call{taken(stack[0]), taken(stack[1]), taken(stack[2]), taken(stack[3]),
+                         values::to<std::optional<Tensor>>(stack[4])};
+    require("grad_out", call.grad_out, "[B, H, S, D]");
+    require("out", call.out, "[B, H, S, D]");
+    require("lse", call.lse, "[B, H, S]");
+    require("sinks", call.sinks, "[H]");
+    stack[0] = values::from(sinks_backward(call));
   });
 }
 
@@ -88,14 +100,13 @@ const char *const packed_rows = "[tokens, H, D]";
 
 /* q, k and v, and what follows the tensors. */
 VarlenCall varlen_call_from(const StableIValue *qkv, const StableIValue *stack) {
-  const char *const cached = "[tokens, H, D] or [pages, page_size, H, D]";
   const Options options{
       values::to<bool>(stack[4]),    values::to<std::optional<double>>(stack[5]), 0, values::to<int64_t>(stack[7]),
       values::to<int64_t>(stack[8]), values::to<std::optional<double>>(stack[9])};
-  return {given("q", qkv[0], packed_rows),
-          given("k", qkv[1], cached),
-          given("v", qkv[2], cached),
-          given("cu_seqlens_q", stack[0], "[sequences + 1]"),
+  return {taken(qkv[0]),
+          taken(qkv[1]),
+          taken(qkv[2]),
+          taken(stack[0]),
           values::to<std::optional<Tensor>>(stack[1]),
           values::to<int64_t>(stack[2]),
           values::to<int64_t>(stack[3]),
@@ -107,11 +118,20 @@ VarlenCall varlen_call_from(const StableIValue *qkv, const StableIValue *stack) 
           {}};
 }
 
+void require_call(const VarlenCall &call) {
+  const char *const cached = "[tokens, H, D] or [pages, page_size, H, D]";
+  require("q", call.q, packed_rows);
+  require("k", call.k, cached);
+  require("v", call.v, cached);
+  require("cu_seqlens_q", call.cu_seqlens_q, "[sequences + 1]");
+}
+
 void attention_varlen(StableIValue *stack, uint64_t arguments, uint64_t) {
   run_as("attention_varlen", [=] {
     check_arguments(arguments, 17);
     VarlenCall call = varlen_call_from(stack, stack + 3);
     call.sinks = values::to<std::optional<Tensor>>(stack[16]);
+    require_call(call);
     const Packed results = forward(call);
     stack[0] = values::from(results.out);
     stack[1] = values::from(results.lse);
@@ -121,13 +141,18 @@ void attention_varlen(StableIValue *stack, uint64_t arguments, uint64_t) {
 void attention_varlen_backward(StableIValue *stack, uint64_t arguments, uint64_t) {
   run_as("attention_varlen_backward", [=] {
     check_arguments(arguments, 23);
-    Gradients gradients{given("grad_out", stack[0], packed_rows),
-                        given("out", stack[4], packed_rows),
-                        given("lse", stack[5], "[H, tokens]"),
+    Gradients gradients{taken(stack[0]),
+                        taken(stack[4]),
+                        taken(stack[5]),
                         values::to<std::optional<Tensor>>(stack[19]),
                         {values::to<bool>(stack[20]), values::to<bool>(stack[21]), values::to<bool>(stack[22])}};
+    const VarlenCall call = varlen_call_from(stack + 1, stack + 6);
+    require("grad_out", gradients.grad_out, packed_rows);
+    require("out", gradients.out, packed_rows);
+    require("lse", gradients.lse, "[H, tokens]");
+    require_call(call);
     Tensor results[3];
-    backward(varlen_call_from(stack + 1, stack + 6), gradients, results);
+    backward(call, gradients, results);
     for (int i = 0; i < 3; i++)
       stack[i] = values::from(results[i]);
   });

@@ -11,7 +11,7 @@ dhp_tensor describe_packed(const char *name, const Tensor &t) {
   if (t.dim() != 3)
     fail(std::string(name) + ": rank " + std::to_string(t.dim()) + "; expected 3 dimensions [tokens, H, D]");
   dhp_tensor d{};
-  d.data = t.data_ptr();
+  d.data = memory_of(name, t);
   d.dtype = dtype_of(name, t);
   const int64_t sizes[] = {1, t.size(1), t.size(0), t.size(2)};
   const int64_t strides[] = {t.numel(), t.stride(1), t.stride(0), t.stride(2)};
@@ -58,8 +58,9 @@ static const int32_t *numbers_of(const char *name, const Tensor &t, std::vector<
     fail(std::string(name) + ": dtype " + dtype_name(t.scalar_type()) + "; expected int32");
   static const int32_t no_number = 0; /* an address also where there is none: to the core, NULL is a missing tensor */
   if (t.numel() == 0) return &no_number;
+  const void *const there = memory_of(name, t);
   if (!t.is_contiguous()) keep = contiguous_copy(t);
-  return static_cast<const int32_t *>((keep ? *keep : t).data_ptr());
+  return static_cast<const int32_t *>(keep ? keep->data_ptr() : there);
 }
 
 /* Where sequences lie among the keys, one way or the other. */

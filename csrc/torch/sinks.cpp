@@ -28,7 +28,7 @@ Tensor sinks_backward(const SinksCall &call) {
 
   args.out = readable("out", out, args.out, out_copy);
   args.grad_out = readable("grad_out", call.grad_out, args.grad_out, grad_out_copy);
-  Tensor dsinks = torch::stable::new_empty(out, {heads.data(), 1}, row_dtype(out));
+  Tensor dsinks = allocated(out, {heads.data(), 1}, row_dtype(out));
   args.dsinks = dsinks.data_ptr();
   if (dhp_sinks_backward_cpu(&args, &on_torch_threads, &error) != DHP_OK) fail(error.text);
   return dsinks;

@@ -11,13 +11,44 @@ namespace dhp {
 void fail(const std::string &sentence) { throw std::runtime_error(sentence); }
 
 void check(AOTITorchError code) {
-  if (code != AOTI_TORCH_SUCCESS) fail("a call into torch failed; its cause stands above");
+  if (code != AOTI_TORCH_SUCCESS) fail("a call into torch failed");
 }
 
-Tensor given(const char *name, StableIValue value, const char *shape) {
-  Tensor t = torch::stable::detail::to<Tensor>(value);
+Tensor taken(StableIValue value) { return torch::stable::detail::to<Tensor>(value); }
+
+void require(const char *name, const Tensor &t, const char *shape) {
   if (!t.defined()) fail(std::string(name) + ": None; expected a tensor " + shape);
-  return t;
+}
+
+static std::string text_of(const int64_t *sizes, size_t rank) {
+  std::string text = "[";
+  for (size_t i = 0; i < rank; i++)
+    text += (i ? ", " : "") + std::to_string(sizes[i]);
+  return text + "]";
+}
+
+/* torch's own words for why are not in its stable ABI. */
+[[noreturn]] static void fail_to_allocate(const int64_t *sizes, size_t rank, ScalarType dtype) {
+  fail("a tensor of shape " + text_of(sizes, rank) + ", " + dtype_name(dtype) + ", could not be allocated");
+}
+
+Tensor allocated(const Tensor &like, torch::headeronly::IntHeaderOnlyArrayRef sizes, std::optional<ScalarType> dtype) {
+  try {
+    return torch::stable::new_empty(like, sizes, dtype);
+  } catch (const std::runtime_error &) {
+    fail_to_allocate(sizes.data(), sizes.size(), dtype.value_or(like.scalar_type()));
+  }
+}
+
+void *memory_of(const char *name, const Tensor &t) {
+  if (t.numel() == 0) return t.data_ptr();
+  int64_t bytes = 0, end = t.storage_offset() + 1; /* behind the last element, in elements */
+  for (int64_t i = 0; i < t.dim(); i++)
+    end += (t.size(i) - 1) * t.stride(i);
+  check(aoti_torch_get_storage_size(t.get(), &bytes));
+  if (end * static_cast<int64_t>(t.element_size()) > bytes)
+    fail(std::string(name) + ": its memory ends before its last element; its storage has been freed, or made smaller");
+  return t.data_ptr();
 }
 
 void check_same_device(const char *name, const Tensor &t, const Tensor &q, const char *model) {
@@ -61,18 +92,13 @@ dhp_dtype dtype_of(const char *name, const Tensor &t) {
   }
 }
 
-std::string shape_of(const Tensor &t, int64_t rank) {
-  std::string text = "[";
-  for (int64_t i = 0; i < rank; i++)
-    text += (i ? ", " : "") + std::to_string(t.size(i));
-  return text + "]";
-}
+std::string shape_of(const Tensor &t, int64_t rank) { return text_of(t.sizes().data(), static_cast<size_t>(rank)); }
 
 dhp_tensor describe(const char *name, const Tensor &t) {
   if (t.dim() != 4)
     fail(std::string(name) + ": rank " + std::to_string(t.dim()) + "; expected 4 dimensions [B, H, S, D]");
   dhp_tensor d{};
-  d.data = t.data_ptr();
+  d.data = memory_of(name, t);
   d.dtype = dtype_of(name, t);
   for (int i = 0; i < 4; i++) {
     d.size[i] = t.size(i);
@@ -84,7 +110,7 @@ dhp_tensor describe(const char *name, const Tensor &t) {
 /* ---- inputs ------------------------------------------------------------------------------------------------------ */
 
 Tensor contiguous_copy(const Tensor &t) {
-  Tensor copy = torch::stable::new_empty(t, t.sizes());
+  Tensor copy = allocated(t, t.sizes());
   torch::stable::copy_(copy, t);
   return copy;
 }
@@ -103,18 +129,26 @@ dhp_tensor readable(const char *name, const Tensor &t, const dhp_tensor &d, std:
 
 /* As empty_like; for the usual layout, without its way through the dispatcher, which costs a small call a tenth. */
 static Tensor empty_like(const Tensor &like, const dhp_tensor &d) {
-  if (!like.is_contiguous()) return torch::stable::empty_like(like);
+  if (!like.is_contiguous()) {
+    try {
+      return torch::stable::empty_like(like);
+    } catch (const std::runtime_error &) {
+      fail_to_allocate(d.size, 4, like.scalar_type());
+    }
+  }
   int32_t dtype = 0, device_type = 0;
   check(aoti_torch_get_dtype(like.get(), &dtype));
   check(aoti_torch_get_device_type(like.get(), &device_type));
   AtenTensorHandle out = nullptr;
-  check(aoti_torch_empty_strided(4, d.size, d.stride, dtype, device_type, like.get_device_index(), &out));
+  if (aoti_torch_empty_strided(4, d.size, d.stride, dtype, device_type, like.get_device_index(), &out) !=
+      AOTI_TORCH_SUCCESS)
+    fail_to_allocate(d.size, 4, like.scalar_type());
   return Tensor(out);
 }
 
 static Tensor empty_with(const Tensor &like, int64_t head_dim) {
   const int64_t sizes[] = {like.size(0), like.size(1), like.size(2), head_dim};
-  return torch::stable::new_empty(like, {sizes, 4});
+  return allocated(like, {sizes, 4});
 }
 
 Output::Output(const char *name, const Tensor &like, const dhp_tensor &d, int64_t head_dim)
@@ -122,7 +156,7 @@ Output::Output(const char *name, const Tensor &like, const dhp_tensor &d, int64_
   target_ = describe(name, result_);
   if (runs_in_place(result_, target_)) return;
   /* empty_like kept a permuted layout whose innermost dimension is not D */
-  copy_ = torch::stable::new_empty(like, like.sizes());
+  copy_ = allocated(like, like.sizes());
   target_ = describe(name, *copy_);
 }
 
@@ -140,7 +174,7 @@ ScalarType row_dtype(const Tensor &q) {
 
 Tensor new_rows(const Tensor &q) {
   const int64_t sizes[] = {q.size(0), q.size(1), q.size(2)};
-  return torch::stable::new_empty(q, {sizes, 3}, row_dtype(q));
+  return allocated(q, {sizes, 3}, row_dtype(q));
 }
 
 const void *readable_rows(const char *name, const Tensor &t, const std::vector<int64_t> &sizes, const Tensor &q,
@@ -158,14 +192,15 @@ const void *readable_rows(const char *name, const Tensor &t, const std::vector<i
     fail(std::string(name) + ": dtype " + dtype_name(t.scalar_type()) + "; expected " + dtype_name(row_dtype(q)));
   static const double no_row = 0; /* an address also where there is none: to the core, NULL is a missing tensor */
   if (t.numel() == 0) return &no_row;
-  if (t.is_contiguous()) return t.data_ptr();
+  const void *const there = memory_of(name, t);
+  if (t.is_contiguous()) return there;
   keep = contiguous_copy(t);
   return keep->data_ptr();
 }
 
 Tensor not_needed(const Tensor &q) {
   const int64_t none[] = {0};
-  return torch::stable::new_empty(q, {none, 1});
+  return allocated(q, {none, 1});
 }
 
 } // namespace dhp

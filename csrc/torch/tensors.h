@@ -25,11 +25,21 @@ using torch::stable::Tensor;
 /* Throws std::runtime_error; the operator puts its name in front (ops.cpp). */
 [[noreturn]] void fail(const std::string &sentence);
 
-/* torch's C functions report failure by a code, after printing the cause themselves. */
+/* torch's C functions report failure by a code. */
 void check(AOTITorchError code);
 
+/* A tensor from the dispatcher's stack. Whoever takes one owns it: all of a call are taken before any is refused, or
+ * those that stand behind it would never be freed. */
+Tensor taken(StableIValue value);
 /* Python's None arrives as a tensor that is not defined. `shape` says what was expected, in words. */
-Tensor given(const char *name, StableIValue value, const char *shape);
+void require(const char *name, const Tensor &t, const char *shape);
+
+/* A tensor of these sizes, and of this dtype if one is given, beside another one; or refused in a sentence. */
+Tensor allocated(const Tensor &like, torch::headeronly::IntHeaderOnlyArrayRef sizes,
+                 std::optional<ScalarType> dtype = std::nullopt);
+
+/* Where its elements are; refused if its storage holds fewer, as one does that was freed. */
+void *memory_of(const char *name, const Tensor &t);
 
 /* On q's device, or refused; `model`: what q is called. */
 void check_same_device(const char *name, const Tensor &t, const Tensor &q, const char *model = "q");

@@ -22,14 +22,13 @@ Packed forward(const VarlenCall &call) {
   described.make_readable(packed);
   const int64_t lse_sizes[] = {q.size(1), q.size(0)};
   const int64_t out_sizes[] = {q.size(0), q.size(1), call.v.size(call.v.dim() - 1)};
-  Packed results{torch::stable::new_empty(q, {out_sizes, 3}),
-                 torch::stable::new_empty(q, {lse_sizes, 2}, row_dtype(q))};
+  Packed results{allocated(q, {out_sizes, 3}), allocated(q, {lse_sizes, 2}, row_dtype(q))};
   packed.out = describe_packed("out", results.out);
   packed.lse = results.lse.data_ptr();
   std::optional<Tensor> workspace;
   if (const size_t bytes = dhp_varlen_workspace(&args, q.is_cuda())) {
     const int64_t sizes[] = {static_cast<int64_t>(bytes)};
-    workspace = torch::stable::new_empty(q, {sizes, 1}, ScalarType::Byte);
+    workspace = allocated(q, {sizes, 1}, ScalarType::Byte);
     args.workspace = workspace->data_ptr();
   }
   const dhp_status status = q.is_cuda() ? dhp_varlen_cuda(&args, q.get_device_index(), current_stream(q), &error)
@@ -40,7 +39,7 @@ Packed forward(const VarlenCall &call) {
 
 /* dq, dk or dv: contiguous, in the shape of q, k or v, unless it is not needed. */
 static dhp_tensor gradient_of(const char *name, bool need, const Tensor &t, Tensor &result) {
-  result = need ? torch::stable::new_empty(t, t.sizes()) : not_needed(t);
+  result = need ? allocated(t, t.sizes()) : not_needed(t);
   if (need) return describe_packed(name, result);
   return {};
 }

@@ -16,8 +16,8 @@ def _autocast_rule(name: str, device_type: str) -> Callable[..., object]:
     def rule(q: Tensor, k: Tensor, v: Tensor, *arguments: object, **keywords: object) -> object:
         dtype = torch.get_autocast_dtype(device_type)
 
-        def cast(tensor: Tensor) -> Tensor:
-            eligible = tensor.device.type == device_type and tensor.dtype in AUTOCAST
+        def cast(tensor: Tensor) -> Tensor:  # None is refused by the operator
+            eligible = tensor is not None and tensor.device.type == device_type and tensor.dtype in AUTOCAST
             return tensor.to(dtype) if eligible else tensor
 
         with torch.autocast(device_type, enabled=False):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dhp_safe_fa._operator import softcaps
 from dhp_safe_fa._operator.schema import (
     BACKWARD,
     CPU_MAX_HEAD_DIM,
@@ -27,8 +27,13 @@ from dhp_safe_fa._operator.schema import (
 METADATA = ("cu_seqlens_q", "cu_seqlens_k", "seqused_k", "page_table", "leftpad_k")
 
 
+# From this number on a Python float is infinite as the float32 to which it is rounded.
+_FLOAT32_END = (2 - 2**-24) * 2.0**127
+
+
 class _Checks:
-    """What csrc/torch and the C core check of one call, in their order and words."""
+    """What csrc/torch and the C core check of one call, in their words; of several mistakes they may name another one
+    first."""
 
     def __init__(
         self,
@@ -95,7 +100,7 @@ class _Checks:
                 f"k: {k.size(1)} key heads for {q.size(1)} query heads; "
                 "the number of query heads must be a multiple of it"
             )
-        if scale is not None and not 0 <= scale < math.inf:
+        if scale is not None and not 0 <= scale < _FLOAT32_END:
             self.refuse(f"scale: {scale:g}; supported: finite and not negative")
         if window_left < -1 or window_right < -1:
             supported = "on each side -1 (no bound) or a number of keys, not negative"
@@ -105,9 +110,12 @@ class _Checks:
                 f"causal_offset: {causal_offset} without is_causal or a window; "
                 "supported: 0, or is_causal=True or a window with it"
             )
-        if softcap is not None and not 0 <= softcap < math.inf:
-            positive = "positive and finite, also as float32 and below scale"
-            self.refuse(f"softcap: {softcap:g}; supported: 0 for none, or {positive}")
+        refusal = softcaps.refusal(softcap, scale, q)
+        if refusal:
+            self.refuse(refusal)
+        for name, tensor in {"q": q, "v": v}.items():
+            if q.device.type == "cpu" and tensor.size(3) > CPU_MAX_HEAD_DIM:
+                self.refuse(f"{name}: head_dim {tensor.size(3)}; supported on CPU: 1 to {CPU_MAX_HEAD_DIM}")
         self.sinks(q, sinks)
 
     def sinks(self, q: Tensor, sinks: Tensor | None) -> None:

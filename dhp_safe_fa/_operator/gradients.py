@@ -158,7 +158,8 @@ def _refuse_undifferentiable(name: str, arguments: Sequence[Any], options: Mappi
     if not torch.is_grad_enabled() or not torch._C._any_requires_grad(*arguments):
         return  # forward mode, which is refused where there are dual numbers
     window = tuple(options.get(f"window_{side}", -1) for side in ("left", "right"))
-    if name != VARLEN and arguments[0].is_cuda and window != (-1, -1):
+    is_cuda = any(isinstance(argument, Tensor) and argument.is_cuda for argument in arguments[:3])
+    if name != VARLEN and is_cuda and window != (-1, -1):
         supported = "none, (-1, -1), but under torch.no_grad(), or of tensors without grad"
         refuse(name, f"window: {window}, of which a gradient is recorded; supported on CUDA: {supported}")
     if options.get("page_table") is not None:

@@ -94,6 +94,8 @@ def _mapped(name: str, operator: Any, transform: Any, arguments: tuple[Any, ...]
     with transform.lower():
         if all(dim is None for _, dim in unwrapped):
             return operator(*(argument for argument, _ in unwrapped))
+        if size == 0:
+            refuse(name, "vmap over a dimension of size 0; supported: 1 and more")
         result = operator(*(_folded(name, folding, size, each, *given) for each, given in named.items()))
         outputs = [_unfolded(folding, size, each) for each in ([result] if isinstance(result, Tensor) else result)]
     add = torch._C._functorch._add_batch_dim

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import re
+import weakref
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -183,6 +186,8 @@ def test_unsupported_gpu() -> None:
 
 # ---- scale ----------------------------------------------------------------------------------------------------------
 
+FLOAT32_MAX = torch.finfo(torch.float32).max  # half a unit in the last place, 2^103, above it a number rounds to inf
+
 
 @pytest.mark.parametrize("scale", [-1.0, -1e-30, math.nan, math.inf, -math.inf])
 def test_scale(place: str, scale: float) -> None:
@@ -192,9 +197,11 @@ def test_scale(place: str, scale: float) -> None:
         same_words(*zeros(SHAPES, place), scale=scale)
 
 
-def test_scale_that_overflows_float32(device: str) -> None:
+def test_scale_that_overflows_float32(place: str) -> None:
     """Finite as the Python float it is, infinite as the float32 it becomes."""
-    refuse(*zeros(SHAPES, device), "scale", scale=1e300)
+    for scale in (1e300, math.nextafter(FLOAT32_MAX + 2.0**103, math.inf), FLOAT32_MAX + 2.0**103):
+        refuse(*zeros(SHAPES, place), "scale", scale=scale)
+    dhp_safe_fa.attention(*zeros(SHAPES, place), scale=math.nextafter(FLOAT32_MAX + 2.0**103, 0))
 
 
 def test_empty_result_still_checks_scale(device: str) -> None:
@@ -247,3 +254,75 @@ def test_a_failed_call_leaves_the_next_one_right(target: Target, rng: torch.Gene
     before = dhp_safe_fa.attention(q, k, v)
     refuse(q, k, v[:, :, :3], r"\bv\b")
     assert torch.equal(before, dhp_safe_fa.attention(q, k, v))
+
+
+def test_a_refusal_frees_what_it_was_given() -> None:
+    """All tensors of a call are taken from the dispatcher's stack before any is refused."""
+    k, rows, cu = torch.ones(1, 2, 5, 8), torch.ones(7, 2, 8), torch.tensor([0, 7], dtype=torch.int32)
+    ops = torch.ops.dhp
+    calls: list[tuple[Tensor, Callable[[Tensor], object]]] = [
+        (k, lambda t: ops.attention(None, t, k)),
+        (k, lambda t: ops.attention_lse(k, None, t)),
+        (k, lambda t: ops.attention_backward(None, t, k, k, k, torch.ones(1, 2, 5))),
+        (k, lambda t: ops.attention_sinks_backward(None, t, torch.ones(1, 2, 5), torch.ones(2))),
+        (rows, lambda t: ops.attention_varlen(None, rows, t, cu, cu, 7, 7)),
+    ]
+    for like, call in calls:
+        given = like.clone()
+        freed = weakref.ref(given)
+        with pytest.raises(RuntimeError, match="None; expected a tensor"):
+            call(given)
+        del given
+        gc.collect()
+        assert freed() is None
+
+
+def freed(t: Tensor, bytes_left: int = 0) -> Tensor:
+    gone = t.clone()
+    gone.untyped_storage().resize_(bytes_left)
+    return gone
+
+
+def test_storage_that_was_freed(device: str) -> None:
+    q, rows = torch.randn(1, 2, 5, 8).half().to(device), torch.randn(1, 2, 5, device=device)
+    packed, numbers = torch.randn(7, 2, 8).half().to(device), torch.tensor([0, 7], dtype=torch.int32, device=device)
+    pages = torch.randn(4, 16, 2, 8).half().to(device)
+    table, used = torch.zeros(1, 2, dtype=torch.int32, device=device), numbers[1:]
+    sinks, ops = torch.randn(2, device=device), torch.ops.dhp
+    whole = q.new_zeros(1, 2, 7, 8)
+    view = whole[:, :, 2:]
+    whole.untyped_storage().resize_(0)
+
+    def paged(k: Tensor, table: Tensor) -> object:
+        return ops.attention_varlen(packed, k, pages, numbers, None, 7, 7, seqused_k=used, page_table=table)
+
+    calls: list[tuple[str, Callable[[], object]]] = [
+        ("k", lambda: ops.attention(q, freed(q), q)),
+        ("k", lambda: ops.attention(q, freed(q, 2 * q.numel() - 1), q)),
+        ("v", lambda: ops.attention_lse(q, q, view)),
+        ("sinks", lambda: ops.attention(q, q, q, sinks=freed(sinks))),
+        ("lse", lambda: ops.attention_backward(q, q, q, q, q, freed(rows))),
+        ("grad_lse", lambda: ops.attention_backward(q, q, q, q, q, rows, grad_lse=freed(rows))),
+        ("q", lambda: ops.attention_varlen(freed(packed), packed, packed, numbers, numbers, 7, 7)),
+        ("cu_seqlens_q", lambda: ops.attention_varlen(packed, packed, packed, freed(numbers), numbers, 7, 7)),
+        ("cu_seqlens_k", lambda: ops.attention_varlen(packed, packed, packed, numbers, freed(numbers), 7, 7)),
+        ("k", lambda: paged(freed(pages), table)),
+        ("page_table", lambda: paged(pages, freed(table))),
+    ]
+    for name, call in calls:
+        with pytest.raises(RuntimeError, match=f": {name}: its memory ends before its last element; its storage has"):
+            call()
+
+
+def test_no_memory() -> None:
+    x = torch.randn(1, 1, 1, 1)
+    q, k = x.expand(2**30, 2**10, 2**9, 1), x.expand(2**30, 1, 1, 1)
+    with pytest.raises(RuntimeError, match=r"a tensor of shape \[1073741824, 1024, 512, 1\], float32, could not"):
+        torch.ops.dhp.attention(q, k, k)
+
+
+@pytest.mark.parametrize("window", [None, 5, "ab", (-1, None), (1.0, 0), (1, 2, 3)], ids=str)
+def test_no_window(window: Any) -> None:
+    q = torch.randn(1, 2, 5, 8)
+    with pytest.raises(RuntimeError, match=r"window: .*; expected \(left, right\), two numbers of keys"):
+        dhp_safe_fa.attention(q, q, q, window=window)

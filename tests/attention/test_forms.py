@@ -294,6 +294,14 @@ def test_large_softcap_of_float64(rng: torch.Generator, softcap: float) -> None:
     torch.testing.assert_close(dhp_safe_fa.attention(q, k, v, softcap=softcap), want.out, rtol=1e-12, atol=1e-13)
 
 
+def test_largest_softcap_of_float32(rng: torch.Generator) -> None:
+    """Of the scores' digits none is lost that float32 has beside a score of 1."""
+    q, k, v = inputs(rng, Target("cpu", torch.float32), (1, 4, 2, 60, 90, 24), 40)
+    want = reference(q, k, v, softcap=2.0**100)
+    found = dhp_safe_fa.attention(q, k, v, softcap=2.0**100).double()
+    torch.testing.assert_close(found, want.out, rtol=1e-5, atol=1e-6)
+
+
 def test_recorded_vmapped_and_compiled(rng: torch.Generator) -> None:
     q, k, v = inputs(rng, Target("cpu", torch.float32), (2, 4, 2, 33, 70, 64), 40)
     sinks = sinks_of(rng, 4)
@@ -314,9 +322,12 @@ def refused(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> str:
 
 
 MISTAKES: list[tuple[dict[str, Any], str]] = [
-    ({"softcap": -1.0}, "softcap: -1; supported: 0 for none, or positive and finite"),
-    ({"softcap": math.inf}, "softcap: inf; supported: 0 for none, or positive and finite"),
-    ({"softcap": math.nan}, "softcap: nan; supported: 0 for none, or positive and finite"),
+    ({"softcap": -1.0}, "softcap: -1; supported: 0 for none, or positive and normal"),
+    ({"softcap": math.inf}, "softcap: inf; supported: 0 for none, or positive and normal"),
+    ({"softcap": math.nan}, "softcap: nan; supported: 0 for none, or positive and normal"),
+    ({"softcap": 2.0**100 * 1.001}, "softcap: 1.26892e+30; supported: 0 for none"),
+    ({"softcap": 1e-300}, "softcap: 1e-300; supported: 0 for none"),
+    ({"softcap": 1e-31, "scale": 1.0}, "with softcap and scale / softcap no more than 2^100"),
     ({"sinks": torch.zeros(3)}, "sinks: shape [3]; expected [2], one number for each query head"),
     ({"sinks": torch.zeros(1, 2)}, "sinks: shape [1, 2]; expected [2]"),
     ({"sinks": torch.zeros(2).double()}, "sinks: dtype float64; expected float32"),
@@ -337,7 +348,7 @@ def test_mistakes_in_values(rng: torch.Generator) -> None:
     assert "v: head_dim 0 in shape [1, 2, 6, 0]; supported: 1 to 256" in refused(q, k, v[..., :0])
     with pytest.raises(RuntimeError, match="v: head_dim 257; supported on CPU: 1 to 256"):
         dhp_safe_fa.attention(q, k, torch.zeros(1, 2, 6, 257, dtype=torch.float16))
-    with pytest.raises(RuntimeError, match="softcap: 1e-300; supported: 0 for none, or positive and finite, also as"):
+    with pytest.raises(RuntimeError, match="softcap: 1e-300; supported: 0 for none, or positive and normal"):
         dhp_safe_fa.attention(q, k, v, softcap=1e-300)
 
 

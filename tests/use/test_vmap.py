@@ -140,3 +140,11 @@ def test_what_transforms_do_not_have(target: Target, rng: torch.Generator) -> No
         torch.func.grad(lambda q: torch.func.grad(of_q)(q).float().sum())(q)
     twice = torch.func.jvp(lambda x: x * dhp_safe_fa.attention(q, k, v), (q,), (q,))[1]
     assert same_bits(twice, q * dhp_safe_fa.attention(q, k, v)), "what has no tangent is a constant"
+
+
+def test_over_nothing() -> None:
+    q = torch.randn(1, 2, 5, 8)
+    with pytest.raises(RuntimeError, match="vmap over a dimension of size 0; supported: 1 and more"):
+        torch.func.vmap(lambda x: dhp_safe_fa.attention(x, q, q))(torch.randn(0, 1, 2, 5, 8))
+    beside = torch.func.vmap(lambda x: dhp_safe_fa.attention(q, q, q).sum() + x)(torch.randn(0, 3))
+    assert beside.shape == (0, 3), "what is not mapped is computed"
