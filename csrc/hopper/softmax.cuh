@@ -26,9 +26,9 @@ typedef struct row_stats {
   float rescale[THREAD_ROWS]; /* what the last step multiplied sum by, and O still has to be multiplied by */
 } row_stats;
 
-/* How scores that a row does not see are hidden, a compile-time constant at every call. By bits, of which one
- * instruction makes several predicates, it takes fewer instructions than two comparisons for each score, but no fewer
- * than one. */
+/* How scores that a row does not see are hidden: known at compile time, or a choice of two by public positions, which
+ * becomes a branch. By bits, of which one instruction makes several predicates, it takes fewer instructions than two
+ * comparisons for each score, but no fewer than one. */
 typedef enum masking { UNMASKED, COMPARED, BY_BITS } masking;
 
 /* A bit for each column of a row that a thread has, two of every eight: 1 if it lies before this one. */

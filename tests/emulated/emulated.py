@@ -122,7 +122,7 @@ def build(folder: Path, kernel: families.Kernel, host: list[Path], changes: tupl
         shipped += [(fold, one) for one in fold.kernels if (one.dtype, one.head_dim) == serves]
     table = shipped
     if is_decode:  # the host compares it with one of the forward: with one that would take forever
-        other = next(one for one in KERNELS if one.head_dim == kernel.head_dim)
+        other = next(one for one in KERNELS if one.head_dim == kernel.head_dim and not one.is_short)
         slow = replace(other, step_cycles=10**9, segment_tiles=kernel.segment_tiles)
         table = [*shipped, (FAMILY["forward"], slow)]
     return link(folder, shipped, table, sources, host, changes)

@@ -22,6 +22,7 @@ pytestmark = [needs_compiler, needs_c]
 
 Emulators = Callable[[families.Kernel], Emulator]  # of conftest.py
 
+OF_SEGMENTS = [kernel for kernel in KERNELS if not kernel.is_short]
 TILES = 2  # of a segment
 CHEAP, DEAR = 1, 10**6  # cycles of a step: what they say of the cost of a fold decides whether segments are split
 
@@ -45,7 +46,7 @@ def calls_for(kernel: families.Kernel) -> list[Call]:
     ]
 
 
-@pytest.fixture(scope="module", params=[one for one in KERNELS if not one.is_short], ids=lambda kernel: kernel.name)
+@pytest.fixture(scope="module", params=OF_SEGMENTS, ids=lambda kernel: kernel.name)
 def chosen(request: pytest.FixtureRequest, emulators: Emulators) -> tuple[families.Kernel, Emulator, Emulator]:
     whole, split = (emulators(of_short_segments(request.param, cycles)) for cycles in (CHEAP, DEAR))
     return request.param, whole, split
@@ -83,7 +84,7 @@ def test_a_row_keeps_its_bits_in_other_company(
 
 def forward_beside(kernel: families.Kernel) -> families.Kernel:
     """Of that head_dim the one with the fewest rows, as a CTA that goes through all segments."""
-    forward = min((one for one in KERNELS if one.head_dim == kernel.head_dim), key=lambda one: one.tile_q)
+    forward = min((one for one in OF_SEGMENTS if one.head_dim == kernel.head_dim), key=lambda one: one.tile_q)
     return of_short_segments(forward, CHEAP)
 
 
@@ -139,9 +140,20 @@ OF_CLUSTERS: dict[str, Substitution] = {
 }
 
 
-@pytest.mark.parametrize("mistake", MISTAKES.values(), ids=MISTAKES.keys())
-def test_a_mistake_is_found(tmp_path: Path, host: list[Path], emulators: Emulators, mistake: Substitution) -> None:
-    kernel = next(one for one in KERNELS if (one.head_dim, one.warpgroups, one.rows) == (64, 1, 32))
+# Of several warpgroups at head_dim 128, where a branch leads around the mask of a segment's first key tile.
+OF_SEVERAL: dict[str, Substitution] = {"a_segment_begins_unmasked": ("MASKED_STEPS() > 0,", "MASKED_STEPS() > 1,")}
+
+
+@pytest.mark.parametrize(
+    ("shape", "mistake"),
+    [((64, 1, 32), mistake) for mistake in MISTAKES.values()]
+    + [((128, 2, 64), mistake) for mistake in OF_SEVERAL.values()],
+    ids=[*MISTAKES, *OF_SEVERAL],
+)
+def test_a_mistake_is_found(
+    tmp_path: Path, host: list[Path], emulators: Emulators, shape: tuple[int, int, int], mistake: Substitution
+) -> None:
+    kernel = next(one for one in OF_SEGMENTS if (one.head_dim, one.warpgroups, one.rows) == shape)
     whole, split = emulators(forward_beside(kernel)), of_short_segments(kernel, DEAR)
     wrong = build(tmp_path, split, host, (mistake,))
     with pytest.raises((AssertionError, Violation)):

@@ -1,4 +1,4 @@
-"""The forward family: twenty-two kernels out of attention_fwd.cu, twelve for calls with a window, and thirty-six for
+"""The forward family: twenty-four kernels out of attention_fwd.cu, twelve for calls with a window, and thirty-six for
 query tiles in a list.
 
 Why these shapes: docs/kernel.md.
@@ -30,9 +30,10 @@ SHAPES = [
 SEGMENT_TILES = {64: 64, 128: 32, 256: 128}
 
 # Of them, those that there are for rows of one segment: what goes on from segment to segment is two fifths of a kernel,
-# and costs every query tile some instructions. Where the GPU is full. The others, and these but for the one that suits
-# short sequences, are for rows of any number of segments.
-SHORT = {(64, 1, 64), (64, 3, 64), (128, 2, 64), (256, 2, 64)}
+# and costs every query tile some instructions. Where the GPU is full, and for a small call alone, whose CTAs have one
+# query tile each. The others, and these but for the one that suits short sequences, are for rows of any number of
+# segments.
+SHORT = {(64, 1, 32), (64, 1, 64), (64, 3, 64), (128, 2, 64), (256, 2, 64)}
 NEVER_LONG = {(64, 1, 64)}
 
 # Of the short ones, those with a second place for q, which comes while the query tile before is computed: where shared
