@@ -37,6 +37,7 @@ SHAPES = [  # B, Hq, Hk, Sq, Sk
     (1, 132, 12, 100, 130),
     (1, 132, 12, 192, 1500),
     (1, 8, 8, 1, 4200),
+    (1, 2, 2, 65, 8300),
     (1, 2, 1, 3, 11000),  # more keys than a segment at any head_dim: split,
     (1, 132, 12, 100, 10500),  # and one after the other
 ]

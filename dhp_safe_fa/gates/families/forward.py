@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 from torch import Tensor
@@ -15,6 +17,7 @@ from ..bitwise.forms import FORMS
 from ..inputs import Inputs, Shape
 from ..shapes import shapes_that
 from ..subjects import Subject
+from ..tools import NotRun
 from . import windowed
 
 
@@ -33,6 +36,20 @@ def keys_of_two_segments(kernel: dict[str, Any]) -> int:
     return (int(kernel["segment_tiles"]) + LEAST_TILES) * int(kernel["tile_k"])
 
 
+def few_rows_of_two_segments(is_launched: Callable[[Shape], bool], kernel: dict[str, Any]) -> tuple[Shape, ...]:
+    """Of a kernel that no call of as many keys as queries launches, four shapes that do: full; grouped heads; several
+    batches; lengths and head_dim that fill no tile. None is causal: a mask without an offset would leave the queries
+    few keys."""
+    head_dim, dtype, keys = int(kernel["head_dim"]), str(kernel["dtype"]), keys_of_two_segments(kernel)
+    for heads, rows in product((8, 4, 16, 32), (64, 128, 32, 256)):
+        full = Shape(1, heads, heads, rows, keys, head_dim, dtype, False)
+        odd = replace(full, seqlen_q=rows + 13, seqlen_k=keys - 77, head_dim=head_dim - 8)
+        shapes = (full, replace(full, heads_k=heads // 4), replace(full, batch=2), odd)
+        if all(map(is_launched, shapes)):
+            return shapes
+    raise NotRun(f"{kernel['name']}: no shape was found whose plan chooses this kernel")
+
+
 def shapes_of(kernel: dict[str, Any]) -> tuple[Shape, ...]:
     """Of a kernel of the forward. Shapes without a mask have keys of two segments, if the plan then still takes this
     kernel, and one CTA for both; else more keys than queries, if it takes this kernel; causal ones would not see
@@ -48,7 +65,11 @@ def shapes_of(kernel: dict[str, Any]) -> tuple[Shape, ...]:
         longer = [replace(shape, seqlen_k=max(shape.seqlen_k, keys)) for keys in lengths if not shape.is_causal]
         return next(filter(is_whole, longer), shape)
 
-    return tuple(map(long, shapes_that(lambda shape: planned(shape) == name, kernel)))
+    try:
+        found = shapes_that(lambda shape: planned(shape) == name, kernel)
+    except NotRun:
+        return few_rows_of_two_segments(is_whole, kernel)
+    return tuple(map(long, found))
 
 
 def attend(inputs: Inputs, is_causal: bool) -> tuple[Tensor, ...]:

@@ -1,0 +1,15 @@
+"""The shapes that launch the shipped kernels: a gate finds them without a word for a new kernel."""
+
+from __future__ import annotations
+
+import pytest
+
+from dhp_safe_fa import _inspect
+from dhp_safe_fa.gates import subjects
+
+
+@pytest.mark.skipif(not _inspect.kernels(), reason="built without GPU kernels")
+def test_every_shipped_kernel_is_put_under_test() -> None:
+    found = subjects.shipped()
+    assert [subject.why_not for subject in found] == [""] * len(found)
+    assert {len(subject.shapes) for subject in found} == {4}
