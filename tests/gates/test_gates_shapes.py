@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import pytest
+from harness import needs_kernels
 
-from dhp_safe_fa import _inspect
 from dhp_safe_fa.gates import subjects
 
 
-@pytest.mark.skipif(not _inspect.kernels(), reason="built without GPU kernels")
+@needs_kernels
 def test_every_shipped_kernel_is_put_under_test() -> None:
     found = subjects.shipped()
     assert [subject.why_not for subject in found] == [""] * len(found)
