@@ -104,13 +104,24 @@ def calls() -> Iterator[Call]:
                 yield Call((b, hq, sq, d), (b, hk, sk, d), dtype, False, max(0, sk - sq), 10, 40)
 
 
+def scores_of(q: Tensor, k: Tensor) -> Tensor:
+    """q kᵀ / √D, [B, Hq, Sq, Sk]. Rows of the heads that share keys are rows of one product: no key is copied."""
+    rows = q.unflatten(1, (k.size(1), -1)).flatten(2, 3)
+    return (rows @ k.transpose(2, 3) * q.size(3) ** -0.5).unflatten(2, (-1, q.size(2))).flatten(1, 2)
+
+
+def rows_of(probabilities: Tensor, v: Tensor) -> Tensor:
+    """P v, likewise."""
+    rows = probabilities.unflatten(1, (v.size(1), -1)).flatten(2, 3)
+    return (rows @ v).unflatten(2, (-1, probabilities.size(2))).flatten(1, 2)
+
+
 def expected(
     q: Tensor, k: Tensor, v: Tensor, grad_out: Tensor, is_causal: bool, causal_offset: int, window: tuple[int, int]
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Attention in float32 and the gradients of q, k and v; rows that see no key are 0."""
-    leaves = [t.float().requires_grad_() for t in (q, k, v)]
-    key, value = (t.repeat_interleave(q.size(1) // k.size(1), dim=1) for t in leaves[1:])
-    scores = leaves[0] @ key.transpose(2, 3) * q.size(3) ** -0.5
+    leaves = query, key, value = [t.float().requires_grad_() for t in (q, k, v)]
+    scores = scores_of(query, key)
     if is_causal or window != (-1, -1):
         row, column = (torch.arange(n, device=q.device) for n in (q.size(2), k.size(2)))
         ahead = column - row[:, None] - causal_offset
@@ -121,7 +132,7 @@ def expected(
         probabilities = scores.softmax(3).masked_fill(hidden, 0.0)
     else:
         probabilities = scores.softmax(3)
-    out = probabilities @ value
+    out = rows_of(probabilities, value)
     dq, dk, dv = torch.autograd.grad(out, leaves, grad_out.float())
     return out.detach(), dq, dk, dv
 
@@ -130,13 +141,12 @@ def with_form(
     q: Tensor, k: Tensor, v: Tensor, is_causal: bool, softcap: float | None, sinks: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Attention and lse in float32, aligned at the top left, with sinks and perhaps a soft cap."""
-    key, value = (t.float().repeat_interleave(q.size(1) // k.size(1), dim=1) for t in (k, v))
-    scores = q.float() @ key.transpose(2, 3) * q.size(3) ** -0.5
+    scores = scores_of(q.float(), k.float())
     scores = softcap * torch.tanh(scores / softcap) if softcap else scores
     row, column = (torch.arange(n, device=q.device) for n in (q.size(2), k.size(2)))
     scores = scores.masked_fill(column > row[:, None], -torch.inf) if is_causal else scores
     scores = torch.cat([scores, sinks[None, :, None, None].expand(*scores.shape[:3], 1)], dim=3)
-    return scores.softmax(3)[..., :-1] @ value, scores.logsumexp(3)
+    return rows_of(scores.softmax(3)[..., :-1], v.float()), scores.logsumexp(3)
 
 
 def check_packed(call: Call, asked: Asked, inputs: tuple[Tensor, ...], out: Tensor, lse: Tensor) -> bool:
