@@ -221,6 +221,7 @@ CALLS = [
     (1, 2, 1, 1, 100),
     (1, 8, 2, 1, 2500),
     (1, 8, 8, 1, 4200),
+    (1, 8, 8, 70, 8260),
     (1, 2, 1, 1, 11000),  # more keys than a segment at any head_dim: split,
     (1, 132, 12, 100, 10500),  # and one after the other
     (1, 2, 2, 70, 300),

@@ -36,15 +36,17 @@ def keys_of_two_segments(kernel: dict[str, Any]) -> int:
     return (int(kernel["segment_tiles"]) + LEAST_TILES) * int(kernel["tile_k"])
 
 
-def few_rows_of_two_segments(is_launched: Callable[[Shape], bool], kernel: dict[str, Any]) -> tuple[Shape, ...]:
-    """Of a kernel that no call of as many keys as queries launches, four shapes that do: full; grouped heads; several
-    batches; lengths and head_dim that fill no tile. None is causal: a mask without an offset would leave the queries
-    few keys."""
-    head_dim, dtype, keys = int(kernel["head_dim"]), str(kernel["dtype"]), keys_of_two_segments(kernel)
+def few_heads_of_two_segments(is_launched: Callable[[Shape], bool], kernel: dict[str, Any]) -> tuple[Shape, ...]:
+    """Of a kernel that the usual shapes do not launch, because it is for few query tiles with keys of several segments,
+    four shapes that do: full; a causal head alone, whose last rows see keys of two; grouped heads; the causal one with
+    lengths and head_dim that fill no tile."""
+    head_dim, dtype, tile_k = int(kernel["head_dim"]), str(kernel["dtype"]), int(kernel["tile_k"])
+    length = (int(kernel["segment_tiles"]) + 1) * tile_k
+    alone = Shape(1, 1, 1, length, length, head_dim, dtype, True)
+    odd = replace(alone, seqlen_q=length + 13, seqlen_k=length + 77, head_dim=head_dim - 8)
     for heads, rows in product((8, 4, 16, 32), (64, 128, 32, 256)):
-        full = Shape(1, heads, heads, rows, keys, head_dim, dtype, False)
-        odd = replace(full, seqlen_q=rows + 13, seqlen_k=keys - 77, head_dim=head_dim - 8)
-        shapes = (full, replace(full, heads_k=heads // 4), replace(full, batch=2), odd)
+        full = Shape(1, heads, heads, rows, keys_of_two_segments(kernel), head_dim, dtype, False)
+        shapes = (full, alone, replace(full, heads_k=heads // 4), odd)
         if all(map(is_launched, shapes)):
             return shapes
     raise NotRun(f"{kernel['name']}: no shape was found whose plan chooses this kernel")
@@ -58,7 +60,7 @@ def shapes_of(kernel: dict[str, Any]) -> tuple[Shape, ...]:
 
     def is_whole(shape: Shape) -> bool:
         plan = _inspect.plan(shape.q, shape.k, shape.dtype, shape.is_causal, 0)
-        return plan is not None and plan["kernel"] == name and plan["splits"] == 1
+        return plan is not None and planned(shape) == name and plan["splits"] == 1
 
     def long(shape: Shape) -> Shape:
         lengths = (keys_of_two_segments(kernel), LEAST_TILES * tile_k)
@@ -68,7 +70,7 @@ def shapes_of(kernel: dict[str, Any]) -> tuple[Shape, ...]:
     try:
         found = shapes_that(lambda shape: planned(shape) == name, kernel)
     except NotRun:
-        return few_rows_of_two_segments(is_whole, kernel)
+        return few_heads_of_two_segments(is_whole, kernel)
     return tuple(map(long, found))
 
 
