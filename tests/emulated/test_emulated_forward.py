@@ -168,6 +168,15 @@ def test_a_hidden_nan_stays_where_it_is(chosen: tuple[families.Kernel, Emulator]
     assert same_bits(out[:, :, others], clean[:, :, others])
 
 
+def test_more_keys_than_any_kernel_serves(tmp_path: Path, host: list[Path]) -> None:
+    """In a build whose only kernel is of one segment."""
+    kernel = next(one for one in KERNELS if one.is_short)
+    q = torch.randn(1, 1, 5, kernel.head_dim).bfloat16()
+    k = torch.randn(1, 1, kernel.segment_tiles * kernel.tile_k + 1, kernel.head_dim).bfloat16()
+    with pytest.raises(Violation, match="k: 8193 keys; no forward kernel of this build serves so many"):
+        build(tmp_path, kernel, host).attention(q, k, k, torch.empty_like(q))
+
+
 @pytest.mark.parametrize("head_dim", sorted({kernel.head_dim for kernel in KERNELS}))
 def test_all_kernels_of_a_head_dim_give_the_same_bits(emulators: Emulators, head_dim: int, session_seed: int) -> None:
     several = [kernel for kernel in KERNELS if kernel.head_dim == head_dim]

@@ -223,6 +223,9 @@ dhp_status dhp_plan_attention(const dhp_attention *args, dhp_plan *plan, dhp_err
                     (long long)(q[0] * q[1]), (long long)ceil_div(q[2], rows), rows, DHP_CUDA_MAX_ITEMS);
 
   const choice best = choose_kernel(args, &mask, head_dim, part);
+  if (!best.kernel) /* in a build of few kernels */
+    return dhp_fail(error, DHP_UNSUPPORTED, "k: %lld keys; no forward kernel of this build serves so many",
+                    (long long)args->k.size[2]);
   if (!dhp_mask_hides_first(&mask) && dhp_decode_plan(args, &mask, best.kernel, best.cycles, plan)) return DHP_OK;
   plan->kernel = best.kernel;
   plan_with(args, &mask, best.is_split, plan);
