@@ -7,7 +7,8 @@ PYTHON3 ?= python3
 # Installed into .venv where python3 has no torch >= 2.10.
 TORCH ?= torch==2.13.0
 
-HAS_TORCH := $(shell $(PYTHON3) -c "from importlib.metadata import version; print(tuple(map(int, version('torch').split('.')[:2])) >= (2, 10))" 2>/dev/null)
+SEES_TORCH := from importlib.metadata import version; print(tuple(map(int, version('torch').split('.')[:2])) >= (2, 10))
+HAS_TORCH := $(shell $(PYTHON3) -c "$(SEES_TORCH)" 2>/dev/null)
 HAS_TOOLS := $(shell $(PYTHON3) -c "import importlib.util as u; print(all(map(u.find_spec, 'setuptools pytest xdist hypothesis transformers accelerate rich matplotlib numpy'.split())))" 2>/dev/null)
 ifeq ($(HAS_TORCH)$(HAS_TOOLS),TrueTrue)
   PYTHON := $(PYTHON3)
@@ -80,7 +81,9 @@ C_FILES = $(shell git ls-files 'csrc/*.[ch]' 'csrc/*.cpp' 'csrc/*.cu' 'csrc/*.cu
 
 .venv/ready: pyproject.toml | .venv/bin/python
 	@echo "making .venv (once)"
-	@.venv/bin/pip install --quiet 'setuptools>=77' wheel 'pybind11>=2.12' $(if $(filter True,$(HAS_TORCH)),,'$(TORCH)')
+	@.venv/bin/pip install --quiet 'setuptools>=77' wheel 'pybind11>=2.12'
+	@# asked again: within a virtual environment .venv does not see what that one has
+	@.venv/bin/python -c "$(SEES_TORCH)" 2>/dev/null | grep -q True || .venv/bin/pip install --quiet '$(TORCH)'
 	@.venv/bin/pip install --quiet --no-build-isolation --editable '.[test]'
 	@touch $@
 

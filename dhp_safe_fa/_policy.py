@@ -366,7 +366,7 @@ def policy(name: Name) -> Policy:
     Raises:
         ValueError: another name.
     """
-    if name not in _POLICIES:
+    if not isinstance(name, str) or name not in _POLICIES:
         raise ValueError(f"name: {name!r}; supported: 'secure', 'hybrid', 'audit'")
     return _POLICIES[name]()
 

@@ -18,6 +18,7 @@ from dhp_safe_fa._widths import is_fillable
 Attend = Callable[..., Tensor]
 
 _MAX_SCALE = torch.finfo(torch.float32).max
+_NUMBERS = (int, float, torch.SymInt, torch.SymFloat)
 
 # NVIDIA's number for Hopper; the kernels are its machine code.
 HOPPER = (9, 0)
@@ -55,7 +56,8 @@ def sdpa(
     Raises:
         RuntimeError: names the argument, what was given, what is supported and what to use instead.
     """
-    reason = why_not(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+    reason = _wrong_type(query, key, value, attn_mask, dropout_p, is_causal, scale)
+    reason = reason or why_not(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
     if reason is not None:
         raise RuntimeError(f"dhp_safe_fa.sdpa: {reason}")
     return serve(query, key, value, is_causal, scale)
@@ -73,6 +75,30 @@ def serve(
     else:
         q, k, v = (t.flatten(0, rank - 4) for t in (query, key, value))
     return attend(q, k, v, is_causal=is_causal, scale=scale).reshape(*query.shape[:-1], value.shape[-1])
+
+
+def _wrong_type(
+    query: object,
+    key: object,
+    value: object,
+    attn_mask: object,
+    dropout_p: object,
+    is_causal: object,
+    scale: object,
+) -> str | None:
+    """What torch's own function asks of its arguments before anything else."""
+    for name, tensor in (("query", query), ("key", key), ("value", value)):
+        if not isinstance(tensor, Tensor):
+            return f"{name}: {type(tensor).__name__}; expected a tensor [..., H, S, D]"
+    if attn_mask is not None and not isinstance(attn_mask, Tensor):
+        return f"attn_mask: {type(attn_mask).__name__}; supported: None"
+    if not isinstance(dropout_p, _NUMBERS):
+        return f"dropout_p: {dropout_p!r}; supported: 0"
+    if not isinstance(is_causal, bool):
+        return f"is_causal: {is_causal!r}; supported: True or False"
+    if scale is not None and not isinstance(scale, _NUMBERS):
+        return f"scale: {scale!r}; supported: None, or a number"
+    return None
 
 
 def why_not(

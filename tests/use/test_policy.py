@@ -197,6 +197,8 @@ def test_unknown_name() -> None:
     for call in (dhp_safe_fa.policy, dhp_safe_fa.set_policy):
         with pytest.raises(ValueError, match="name: 'fast'; supported: 'secure', 'hybrid', 'audit'"):
             call("fast")
+        with pytest.raises(ValueError, match=r"name: \[\]; supported: 'secure'"):
+            call([])  # type: ignore[arg-type]
 
 
 # ---- models that know nothing of it ---------------------------------------------------------------------------------

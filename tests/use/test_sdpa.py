@@ -109,6 +109,10 @@ REFUSED: dict[str, tuple[Any, Any, dict[str, Any], str]] = {
     "rank": (Q, (4, 5, 64), {}, "rank 4 and 3; supported: equal"),
     "rank_1": ((64,), (64,), {}, "rank 1 and 1; supported: equal, at least 2"),
     "head_dim": (Q, (2, 4, 5, 32), {}, "key: head_dim 32 differs from query's 64"),
+    "mask_in_a_list": (Q, Q, {"attn_mask": [1]}, "attn_mask: list; supported: None"),
+    "no_dropout_p": (Q, Q, {"dropout_p": None}, "dropout_p: None; supported: 0"),
+    "no_is_causal": (Q, Q, {"is_causal": None}, "is_causal: None; supported: True or False"),
+    "scale_in_words": (Q, Q, {"scale": "x"}, "scale: 'x'; supported: None, or a number"),
 }
 
 
@@ -118,6 +122,15 @@ def test_refused(device: str, case: str) -> None:
     q, k = (torch.zeros(shape, device=device, dtype=torch.float16) for shape in (query, key))
     with pytest.raises(RuntimeError, match=f"^dhp_safe_fa.sdpa: .*{words}"):
         dhp_safe_fa.sdpa(q, k, k, **arguments)
+
+
+@pytest.mark.parametrize("place", range(3))
+def test_no_tensor(device: str, place: int) -> None:
+    tensors: list[Any] = [torch.zeros(Q, device=device, dtype=torch.float16)] * 3
+    tensors[place] = None
+    name = ("query", "key", "value")[place]
+    with pytest.raises(RuntimeError, match=f"^dhp_safe_fa.sdpa: {name}: NoneType; expected a tensor"):
+        dhp_safe_fa.sdpa(*tensors)
 
 
 def test_value_that_is_no_match(device: str) -> None:
