@@ -111,7 +111,8 @@ static dhp_status check_call(const dhp_attention *args, form given, form keys, d
                     "with it",
                     (long long)args->causal_offset);
   if (!isfinite((float)args->scale) || args->scale < 0.)
-    return dhp_fail(error, DHP_INVALID_ARGUMENT, "scale: %g; supported: finite and not negative", args->scale);
+    return dhp_fail(error, DHP_INVALID_ARGUMENT, "scale: %g; supported: finite, also as float32, and not negative",
+                    args->scale);
   /*
    * float32 calls use q scale / softcap and softcap log2(e); with 2^100, 2^27 is left for q. Where the tangent's
    * argument would be subnormal it is 0, an error of 2^-126 softcap in a score: 2^-26 for the largest one.

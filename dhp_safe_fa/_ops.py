@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from dhp_safe_fa import _widths, _windows
-from dhp_safe_fa._operator import autocast, fake, gradients, transforms  # noqa: F401  (importing registers them)
+from dhp_safe_fa._operator import autocast, fake, gradients, transforms, types  # noqa: F401  (importing registers them)
 from dhp_safe_fa._operator.schema import DEFAULTS, VARLEN, refuse
 
 # Bound once: looking them up and choosing the overload would cost every call some microseconds.
@@ -61,10 +61,17 @@ def _run(operator: torch._ops.OpOverload[..., Any], q: Tensor, k: Tensor, v: Ten
         _exclude(_AUTOGRAD, True)
     try:
         return operator._op(q, k, v, *options[:count])  # the one line for both: torch.jit.trace compares it
-    except Exception:
-        for name, tensor in (("q", q), ("k", k), ("v", v)):
-            if not isinstance(tensor, Tensor):  # torch says so of some types, and of None nothing that helps
-                refuse("attention", f"{name}: {type(tensor).__name__}; expected a tensor [B, H, S, D]")
+    except Exception:  # torch says so of some types, and of None nothing that helps
+        is_causal, scale, causal_offset, left, right, softcap, sinks = options
+        types.refuse_types(
+            "attention",
+            "[B, H, S, D]",
+            {"q": q, "k": k, "v": v},
+            {"sinks": sinks},
+            {"is_causal": is_causal},
+            {"scale": scale, "softcap": softcap},
+            {"causal_offset": [causal_offset], "window": [left, right]},
+        )
         raise
     finally:
         if around_autograd:
@@ -118,6 +125,8 @@ def _attend(
 ) -> tuple[Tensor, Any]:
     """A call of the operator, or of that of packed sequences where CUDA has what is asked for only there; values of a
     head_dim of their own filled up. out, and lse if the operator returns it."""
+    if is_causal is None:  # which torch takes for False
+        refuse("attention", "is_causal: None; supported: True or False")
     values = v
     if _asked(_widths.differ, q, k, v):
         q, k, v, scale = _widths.fill(q, k, v, scale)
@@ -323,6 +332,8 @@ def attention_varlen_lse(
     Raises:
         RuntimeError: as :func:`attention_varlen`.
     """
+    if is_causal is None:  # as in attention
+        refuse(VARLEN, "is_causal: None; supported: True or False")
     if alignment not in ("bottom-right", "top-left"):
         refuse(VARLEN, f"alignment: {alignment!r}; supported: 'bottom-right', 'top-left'")
     sequences = cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k
@@ -331,5 +342,23 @@ def attention_varlen_lse(
     values = v
     if page_table is None and _asked(_widths.differ, q, k, v):
         q, k, v, scale = _widths.fill(q, k, v, scale)
-    out, lse = torch.ops.dhp.attention_varlen(q, k, v, *sequences, is_causal, scale, *places, *rest)
+    try:
+        out, lse = torch.ops.dhp.attention_varlen(q, k, v, *sequences, is_causal, scale, *places, *rest)
+    except Exception:
+        types.refuse_types(
+            VARLEN,
+            "[tokens, H, D]",
+            {"q": q, "k": k, "v": v, "cu_seqlens_q": cu_seqlens_q},
+            {
+                "cu_seqlens_k": cu_seqlens_k,
+                "seqused_k": seqused_k,
+                "page_table": page_table,
+                "leftpad_k": leftpad_k,
+                "sinks": sinks,
+            },
+            {"is_causal": is_causal},
+            {"scale": scale, "softcap": softcap},
+            {"max_seqlen_q": [max_seqlen_q], "max_seqlen_k": [max_seqlen_k], "window": list(places[1:])},
+        )
+        raise
     return (out if v is values else _widths.narrow(out, values)), lse

@@ -101,7 +101,7 @@ class _Checks:
                 "the number of query heads must be a multiple of it"
             )
         if scale is not None and not 0 <= scale < _FLOAT32_END:
-            self.refuse(f"scale: {scale:g}; supported: finite and not negative")
+            self.refuse(f"scale: {scale:g}; supported: finite, also as float32, and not negative")
         if window_left < -1 or window_right < -1:
             supported = "on each side -1 (no bound) or a number of keys, not negative"
             self.refuse(f"window: ({window_left}, {window_right}); supported: {supported}")

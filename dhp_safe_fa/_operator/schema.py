@@ -73,7 +73,8 @@ def _load() -> None:
     path = Path(__file__).parents[1] / "libdhp_torch.so"
     if not path.exists():
         raise ImportError(
-            f"{path} is missing: the package is not built. Run `pip install .`, or `make build` in a checkout."
+            f"{path} is missing: the package is not built here. Run `make build` in a checkout, or `pip install .` and "
+            "then Python in another folder, where it does not find these sources first."
         )
     if tuple(map(int, torch.__version__.split(".")[:2])) < OLDEST_TORCH:  # would end in an undefined symbol
         raise ImportError(f"torch {torch.__version__}; supported: 2.10 and newer. Run `pip install 'torch>=2.10'`.")

@@ -15,6 +15,8 @@ def refusal(softcap: float | None, scale: float | None, q: Tensor) -> str | None
     for: the operator does that."""
     if softcap is None or softcap == 0:
         return None
+    if not all(isinstance(number, (int, float, torch.SymInt, torch.SymFloat)) for number in (softcap, scale or 0)):
+        return f"softcap: {softcap!r} beside scale {scale!r}; expected numbers"
     is_wide = q.dtype == torch.float64
     most = sys.float_info.max if is_wide else MOST
     if scale is None:

@@ -234,12 +234,60 @@ def test_causal_offset_without_is_causal(place: str, causal_offset: int) -> None
 def test_what_is_no_tensor(device: str, missing: str, given: object) -> None:
     tensors: dict[str, Any] = dict(zip("qkv", zeros(SHAPES, device), strict=True))
     tensors[missing] = given
-    for name in type(given).__name__, "expected a tensor":
+    for name in "None" if given is None else type(given).__name__, "expected a tensor":
         refuse(*tensors.values(), rf"\b{missing}: ", name)
     if given is None:
         for operator in (torch.ops.dhp.attention, torch.ops.dhp.attention_lse):
             with pytest.raises(RuntimeError, match=f"{missing}: None; expected a tensor"):
                 operator(*tensors.values())
+
+
+OTHER_TYPES: list[tuple[dict[str, Any], str]] = [
+    ({"is_causal": None}, "is_causal: None; supported: True or False"),
+    ({"is_causal": "yes"}, "is_causal: 'yes'; supported: True or False"),
+    ({"scale": "x"}, "scale: 'x'; expected a number, or None"),
+    ({"softcap": "x"}, "softcap: 'x'; expected a number, or None"),
+    ({"sinks": [1.0, 2.0]}, "sinks: list; expected a tensor, or None"),
+    ({"window": (2**70, 0)}, r"window: \(1180591620717411303424, 0\); supported: integers of 64 bits"),
+]
+
+
+@pytest.mark.parametrize(("options", "words"), OTHER_TYPES, ids=[str(options) for options, _ in OTHER_TYPES])
+def test_options_of_another_type(options: dict[str, Any], words: str) -> None:
+    q, rows = torch.randn(1, 2, 5, 8), torch.randn(7, 2, 8)
+    cu = torch.tensor([0, 7], dtype=torch.int32)
+    with pytest.raises(RuntimeError, match=f"dhp::attention: {words}"):
+        dhp_safe_fa.attention(q, q, q, **options)
+    with pytest.raises(RuntimeError, match=f"dhp::attention_varlen: {words}"):
+        dhp_safe_fa.attention_varlen(rows, rows, rows, cu, cu, 7, 7, **options)
+
+
+@pytest.mark.parametrize("offset", [None, 1.5, 2**80], ids=str)
+def test_no_causal_offset(offset: Any) -> None:
+    q = torch.randn(1, 2, 5, 8)
+    words = "causal_offset: .*; (expected whole numbers|supported: integers of 64 bits)"
+    with pytest.raises(RuntimeError, match=words):
+        dhp_safe_fa.attention(q, q, q, is_causal=True, causal_offset=offset)
+
+
+def test_lengths_of_another_type() -> None:
+    rows, cu = torch.randn(7, 2, 8), torch.tensor([0, 7], dtype=torch.int32)
+    calls: list[tuple[tuple[Any, ...], str]] = [
+        (([0, 7], cu, 7, 7), r"cu_seqlens_q: list; expected a tensor"),
+        ((cu, [0, 7], 7, 7), r"cu_seqlens_k: list; expected a tensor, or None"),
+        ((cu, cu, None, 7), r"max_seqlen_q: None; expected whole numbers"),
+    ]
+    for sequences, words in calls:
+        with pytest.raises(RuntimeError, match=f"dhp::attention_varlen: {words}"):
+            dhp_safe_fa.attention_varlen(rows, rows, rows, *sequences)
+
+
+def test_tensors_of_another_layout() -> None:
+    q = torch.randn(1, 2, 5, 8)
+    nested = torch.nested.nested_tensor([q[0], q[0]], layout=torch.jagged)
+    for given, kind in ((q.to_sparse(), "sparse"), (nested, "nested")):
+        with pytest.raises(RuntimeError, match=f"dhp::attention: q: a {kind} tensor; supported: strided tensors"):
+            dhp_safe_fa.attention(given, q, q)
 
 
 def test_options_are_keywords() -> None:

@@ -299,7 +299,7 @@ def test_largest_softcap_of_float32(rng: torch.Generator) -> None:
     q, k, v = inputs(rng, Target("cpu", torch.float32), (1, 4, 2, 60, 90, 24), 40)
     want = reference(q, k, v, softcap=2.0**100)
     found = dhp_safe_fa.attention(q, k, v, softcap=2.0**100).double()
-    torch.testing.assert_close(found, want.out, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(found, want.out, rtol=1e-5, atol=1e-5)
 
 
 def test_recorded_vmapped_and_compiled(rng: torch.Generator) -> None:
