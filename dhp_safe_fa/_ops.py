@@ -14,8 +14,9 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from dhp_safe_fa import _widths, _windows
-from dhp_safe_fa._operator import autocast, fake, gradients, transforms, types  # noqa: F401  (importing registers them)
+from dhp_safe_fa._operator import autocast, fake, gradients, transforms  # noqa: F401  (importing registers them)
 from dhp_safe_fa._operator.schema import DEFAULTS, VARLEN, refuse
+from dhp_safe_fa._operator.wrong_types import refuse_wrong_types
 
 # Bound once: looking them up and choosing the overload would cost every call some microseconds.
 _attention = torch.ops.dhp.attention.default
@@ -62,16 +63,7 @@ def _run(operator: torch._ops.OpOverload[..., Any], q: Tensor, k: Tensor, v: Ten
     try:
         return operator._op(q, k, v, *options[:count])  # the one line for both: torch.jit.trace compares it
     except Exception:  # torch says so of some types, and of None nothing that helps
-        is_causal, scale, causal_offset, left, right, softcap, sinks = options
-        types.refuse_types(
-            "attention",
-            "[B, H, S, D]",
-            {"q": q, "k": k, "v": v},
-            {"sinks": sinks},
-            {"is_causal": is_causal},
-            {"scale": scale, "softcap": softcap},
-            {"causal_offset": [causal_offset], "window": [left, right]},
-        )
+        refuse_wrong_types("attention", (q, k, v, *options))
         raise
     finally:
         if around_autograd:
@@ -342,23 +334,10 @@ def attention_varlen_lse(
     values = v
     if page_table is None and _asked(_widths.differ, q, k, v):
         q, k, v, scale = _widths.fill(q, k, v, scale)
+    given = q, k, v, *sequences, is_causal, scale, *places, *rest
     try:
-        out, lse = torch.ops.dhp.attention_varlen(q, k, v, *sequences, is_causal, scale, *places, *rest)
+        out, lse = torch.ops.dhp.attention_varlen(*given)
     except Exception:
-        types.refuse_types(
-            VARLEN,
-            "[tokens, H, D]",
-            {"q": q, "k": k, "v": v, "cu_seqlens_q": cu_seqlens_q},
-            {
-                "cu_seqlens_k": cu_seqlens_k,
-                "seqused_k": seqused_k,
-                "page_table": page_table,
-                "leftpad_k": leftpad_k,
-                "sinks": sinks,
-            },
-            {"is_causal": is_causal},
-            {"scale": scale, "softcap": softcap},
-            {"max_seqlen_q": [max_seqlen_q], "max_seqlen_k": [max_seqlen_k], "window": list(places[1:])},
-        )
+        refuse_wrong_types(VARLEN, given)
         raise
     return (out if v is values else _widths.narrow(out, values)), lse

@@ -11,14 +11,13 @@ import torch
 from torch import Tensor
 
 from dhp_safe_fa import _inspect
-from dhp_safe_fa._operator.schema import AUTOCAST, CPU_MAX_HEAD_DIM, CUDA_MAX_HEAD_DIM, DTYPES, HALVES
+from dhp_safe_fa._operator.schema import AUTOCAST, CPU_MAX_HEAD_DIM, CUDA_MAX_HEAD_DIM, DTYPES, HALVES, NUMBERS
 from dhp_safe_fa._ops import attention
 from dhp_safe_fa._widths import is_fillable
 
 Attend = Callable[..., Tensor]
 
 _MAX_SCALE = torch.finfo(torch.float32).max
-_NUMBERS = (int, float, torch.SymInt, torch.SymFloat)
 
 # NVIDIA's number for Hopper; the kernels are its machine code.
 HOPPER = (9, 0)
@@ -92,11 +91,11 @@ def _wrong_type(
             return f"{name}: {type(tensor).__name__}; expected a tensor [..., H, S, D]"
     if attn_mask is not None and not isinstance(attn_mask, Tensor):
         return f"attn_mask: {type(attn_mask).__name__}; supported: None"
-    if not isinstance(dropout_p, _NUMBERS):
+    if not isinstance(dropout_p, NUMBERS):
         return f"dropout_p: {dropout_p!r}; supported: 0"
     if not isinstance(is_causal, bool):
         return f"is_causal: {is_causal!r}; supported: True or False"
-    if scale is not None and not isinstance(scale, _NUMBERS):
+    if scale is not None and not isinstance(scale, NUMBERS):
         return f"scale: {scale!r}; supported: None, or a number"
     return None
 

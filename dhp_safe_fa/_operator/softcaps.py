@@ -7,6 +7,8 @@ import sys
 import torch
 from torch import Tensor
 
+from dhp_safe_fa._operator.schema import NUMBERS
+
 MOST = 2.0**100  # of softcap and of scale / softcap, but for float64
 
 
@@ -15,7 +17,7 @@ def refusal(softcap: float | None, scale: float | None, q: Tensor) -> str | None
     for: the operator does that."""
     if softcap is None or softcap == 0:
         return None
-    if not all(isinstance(number, (int, float, torch.SymInt, torch.SymFloat)) for number in (softcap, scale or 0)):
+    if not all(isinstance(number, NUMBERS) for number in (softcap, scale or 0)):
         return f"softcap: {softcap!r} beside scale {scale!r}; expected numbers"
     is_wide = q.dtype == torch.float64
     most = sys.float_info.max if is_wide else MOST
