@@ -83,7 +83,7 @@ def built(root: Path) -> None:
     passes(root, sys.executable, "setup.py", "--quiet", "build_ext", "--inplace")
     output(root, sys.executable, "-m", "dhp_safe_fa", "--verify")
     if not list((root / "build" / "cubins").glob("*.cubin")):
-        raise Refused("no GPU kernel was built: nvcc is needed (CUDA_HOME, else PATH)")
+        raise Refused("no GPU kernel was built: nvcc is needed (CUDA_HOME, PATH, /usr/local/cuda)")
 
 
 def evidence(root: Path) -> None:

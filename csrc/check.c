@@ -5,7 +5,6 @@
 #include "check.h"
 
 #include <float.h>
-#include <math.h>
 #include <stdio.h>
 
 #include "error.h"
@@ -110,9 +109,8 @@ static dhp_status check_call(const dhp_attention *args, form given, form keys, d
                     "causal_offset: %lld without is_causal or a window; supported: 0, or is_causal=True or a window "
                     "with it",
                     (long long)args->causal_offset);
-  if (!isfinite((float)args->scale) || args->scale < 0.)
-    return dhp_fail(error, DHP_INVALID_ARGUMENT, "scale: %g; supported: finite, also as float32, and not negative",
-                    args->scale);
+  if (!(args->scale >= 0. && args->scale <= 0x1p100))
+    return dhp_fail(error, DHP_INVALID_ARGUMENT, "scale: %g; supported: 0 to 2^100", args->scale);
   /*
    * float32 calls use q scale / softcap and softcap log2(e); with 2^100, 2^27 is left for q. Where the tangent's
    * argument would be subnormal it is 0, an error of 2^-126 softcap in a score: 2^-26 for the largest one.

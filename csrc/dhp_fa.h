@@ -71,7 +71,7 @@ typedef struct dhp_attention {
   dhp_tensor out;        /* [B, Hq, Sq, Dv]; a row that sees no key becomes 0 */
   void *lse;             /* [B, Hq, Sq] contiguous float32 (float64 where q is), natural logarithm, -inf where no key
                             is seen; NULL: not wanted */
-  double scale;          /* >= 0; finite, also as the float32 in which all but float64 calls use it */
+  double scale;          /* 0 to 2^100, so that 2^27 is left for a score in float32 */
   int is_causal;         /* 0: every key is visible; 1: key j is visible to query i iff j <= i + causal_offset */
   int64_t causal_offset; /* 0 is torch SDPA's alignment, Sk - Sq is FlashAttention's */
   int is_windowed; /* 1: key j is visible to query i only if -window_left <= j - i - causal_offset <= window_right */

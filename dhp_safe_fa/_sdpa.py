@@ -11,13 +11,19 @@ import torch
 from torch import Tensor
 
 from dhp_safe_fa import _inspect
-from dhp_safe_fa._operator.schema import AUTOCAST, CPU_MAX_HEAD_DIM, CUDA_MAX_HEAD_DIM, DTYPES, HALVES, NUMBERS
+from dhp_safe_fa._operator.schema import (
+    AUTOCAST,
+    CPU_MAX_HEAD_DIM,
+    CUDA_MAX_HEAD_DIM,
+    DTYPES,
+    HALVES,
+    LARGEST,
+    NUMBERS,
+)
 from dhp_safe_fa._ops import attention
 from dhp_safe_fa._widths import is_fillable
 
 Attend = Callable[..., Tensor]
-
-_MAX_SCALE = torch.finfo(torch.float32).max
 
 # NVIDIA's number for Hopper; the kernels are its machine code.
 HOPPER = (9, 0)
@@ -199,6 +205,6 @@ def _wrong_shape(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) ->
 
 
 def _wrong_scale(scale: float | None) -> str | None:
-    if scale is not None and not 0 <= scale <= _MAX_SCALE:
-        return f"scale: {scale:g}; supported: finite, also as float32, and not negative"
+    if scale is not None and not 0 <= scale <= LARGEST:
+        return f"scale: {scale:g}; supported: 0 to 2^100"
     return None

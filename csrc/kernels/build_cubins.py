@@ -212,7 +212,7 @@ def main() -> int:
         return 1
     nvcc = find_nvcc()
     if nvcc is None:
-        print("nvcc was not found (CUDA_HOME, else PATH): no kernels built, the package will be CPU-only")
+        print("nvcc was not found (CUDA_HOME, PATH, /usr/local/cuda): no kernels built, the package will be CPU-only")
     else:
         count = sum(len(family.kernels) for family in families())
         print(f"{count} cubins under {arguments.out / 'cubins'} (nvcc {nvcc_version(nvcc)})")

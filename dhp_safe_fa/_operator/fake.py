@@ -15,6 +15,7 @@ from dhp_safe_fa._operator.schema import (
     CPU_MAX_HEAD_DIM,
     DEFAULTS,
     DTYPES,
+    LARGEST,
     LIBRARY,
     PAGE_SIZES,
     SINKS_BACKWARD,
@@ -25,10 +26,6 @@ from dhp_safe_fa._operator.schema import (
 
 # What packed sequences bring beside q, k and v.
 METADATA = ("cu_seqlens_q", "cu_seqlens_k", "seqused_k", "page_table", "leftpad_k")
-
-
-# From this number on a Python float is infinite as the float32 to which it is rounded.
-_FLOAT32_END = (2 - 2**-24) * 2.0**127
 
 
 class _Checks:
@@ -100,8 +97,8 @@ class _Checks:
                 f"k: {k.size(1)} key heads for {q.size(1)} query heads; "
                 "the number of query heads must be a multiple of it"
             )
-        if scale is not None and not 0 <= scale < _FLOAT32_END:
-            self.refuse(f"scale: {scale:g}; supported: finite, also as float32, and not negative")
+        if scale is not None and not 0 <= scale <= LARGEST:
+            self.refuse(f"scale: {scale:g}; supported: 0 to 2^100")
         if window_left < -1 or window_right < -1:
             supported = "on each side -1 (no bound) or a number of keys, not negative"
             self.refuse(f"window: ({window_left}, {window_right}); supported: {supported}")

@@ -39,6 +39,7 @@ HALVES = (torch.float16, torch.bfloat16)  # served on the CPU and on CUDA
 AUTOCAST = (*HALVES, torch.float32)  # what autocast takes: as everywhere in torch, not float64
 DTYPES = (*AUTOCAST, torch.float64)
 NUMBERS = (int, float, torch.SymInt, torch.SymFloat)  # what a scale or a soft cap may be
+LARGEST = 2.0**100  # scale; but for float64 also softcap and scale / softcap
 CPU_MAX_HEAD_DIM = 256  # as in csrc/check.h
 PAGE_SIZES = (16, 32, 64, 128, 256)  # of a cache, as in csrc/varlen.c
 OLDEST_TORCH = (2, 10)  # its stable ABI is what libdhp_torch.so was built for

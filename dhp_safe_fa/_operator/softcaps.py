@@ -7,9 +7,7 @@ import sys
 import torch
 from torch import Tensor
 
-from dhp_safe_fa._operator.schema import NUMBERS
-
-MOST = 2.0**100  # of softcap and of scale / softcap, but for float64
+from dhp_safe_fa._operator.schema import LARGEST, NUMBERS
 
 
 def refusal(softcap: float | None, scale: float | None, q: Tensor) -> str | None:
@@ -20,7 +18,7 @@ def refusal(softcap: float | None, scale: float | None, q: Tensor) -> str | None
     if not all(isinstance(number, NUMBERS) for number in (softcap, scale or 0)):
         return f"softcap: {softcap!r} beside scale {scale!r}; expected numbers"
     is_wide = q.dtype == torch.float64
-    most = sys.float_info.max if is_wide else MOST
+    most = sys.float_info.max if is_wide else LARGEST
     if scale is None:
         scale = q.shape[-1] ** -0.5 if isinstance(q.shape[-1], int) and q.shape[-1] > 0 else 0.0
     # in this order: of a soft cap that is no number the quotient may not exist

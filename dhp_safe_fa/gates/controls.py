@@ -193,7 +193,7 @@ def build_controls(out_dir: Path, progress: Callable[[str], None] = lambda _: No
     if all(old.get(key) == value for key, value in new.items()) and all((out_dir / c).exists() for c in old["cubins"]):
         return names
     if nvcc is None:
-        raise tools.NotRun("nvcc was not found (CUDA_HOME, else PATH), so the controls cannot be built")
+        raise tools.NotRun("nvcc was not found (CUDA_HOME, PATH, /usr/local/cuda), so the controls cannot be built")
     progress(f"compiling {len(sources)} controls")
     out_dir.mkdir(parents=True, exist_ok=True)
     manifest.unlink(missing_ok=True)

@@ -256,7 +256,7 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"cu_seqlens_q": torch.zeros(2, 2).int()}, "cu_seqlens_q: shape [2, 2]; expected [sequences + 1]"),
     ({"seqused_k": int32(1, 2, 3)}, "seqused_k: shape [3]; expected [2]"),
     ({"max_seqlen_k": -1}, "max_seqlen_k: -1; supported: not negative"),
-    ({"scale": -1.0}, "scale: -1; supported: finite, also as float32, and not negative"),
+    ({"scale": -1.0}, "scale: -1; supported: 0 to 2^100"),
     ({"window": (-2, 0)}, "window: (-2, 0); supported: on each side -1"),
     ({"window": (1,)}, "window: (1,); expected (left, right)"),
     ({"alignment": "left"}, "alignment: 'left'; supported: 'bottom-right', 'top-left'"),
