@@ -63,7 +63,8 @@ def lines(found: dict[str, Any]) -> list[str]:
         )
         out += [f"    {kernel['name']}  sha256 {kernel['cubin_sha256'][:16]}" for kernel in kernels]
     else:
-        out.append("  no GPU kernels: nvcc was not found when this was built (CUDA_HOME, PATH, /usr/local/cuda)")
+        sought = "in CUDA_HOME if that was set, else PATH, /usr/local/cuda"
+        out.append(f"  no GPU kernels: nvcc was not found when this was built ({sought})")
     out += ["this machine", f"  {cpu['machine']}, {cpu['threads']} threads: runs the CPU kernel"]
     for index, gpu in enumerate(found["gpus"]):
         verdict = "runs the GPU kernels" if gpu["why_not"] is None else f"not used: {gpu['why_not']}"

@@ -154,7 +154,7 @@ def attention(
         k: keys, [B, Hk, Sk, D]; Hk divides Hq, query head h reads key head h // (Hq // Hk).
         v: values, [B, Hk, Sk, Dv]; Dv may be any head_dim. Where it is not D, CUDA fills up the narrower with zeros.
         is_causal: query i sees key j only if j <= i + causal_offset.
-        scale: factor of the scores, finite and >= 0; 1/sqrt(D) by default.
+        scale: factor of the scores, 0 to 2^100; 1/sqrt(D) by default. Not differentiated.
         causal_offset: 0 is the alignment of torch's SDPA, Sk - Sq that of FlashAttention (and of cached decoding). Only
             with is_causal or a window.
         window: (left, right), in keys; query i sees key j only if i + causal_offset - left <= j <= i + causal_offset +

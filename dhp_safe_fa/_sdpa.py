@@ -52,7 +52,7 @@ def sdpa(
         attn_mask: must be None. is_causal, or the causal_offset of :func:`dhp_safe_fa.attention`, needs no mask.
         dropout_p: must be 0.
         is_causal: query i sees key j only if j <= i, counted from the first query and the first key.
-        scale: factor of the scores, finite and >= 0; 1/sqrt(D) by default.
+        scale: factor of the scores, 0 to 2^100; 1/sqrt(D) by default. Not differentiated.
         enable_gqa: must be True where Hq differs from Hk; Hk then divides Hq.
 
     Returns:

@@ -66,6 +66,12 @@ def find_nvcc() -> Path | None:
     return default if default.exists() else None
 
 
+def where_nvcc_is_sought() -> str:
+    """In words, what find_nvcc has looked at."""
+    home = os.environ.get("CUDA_HOME")
+    return f"CUDA_HOME ({home}), and nothing else is looked at while that is set" if home else "PATH, /usr/local/cuda"
+
+
 def toolkit_root(nvcc: Path) -> Path:
     """The toolkit that this nvcc, which may be a wrapper somewhere on PATH, belongs to: nvcc itself says so."""
     text = run([nvcc, "--dryrun", "-x", "cu", os.devnull], "nvcc --dryrun")
@@ -212,7 +218,7 @@ def main() -> int:
         return 1
     nvcc = find_nvcc()
     if nvcc is None:
-        print("nvcc was not found (CUDA_HOME, PATH, /usr/local/cuda): no kernels built, the package will be CPU-only")
+        print(f"nvcc was not found ({where_nvcc_is_sought()}): no kernels built, the package will be CPU-only")
     else:
         count = sum(len(family.kernels) for family in families())
         print(f"{count} cubins under {arguments.out / 'cubins'} (nvcc {nvcc_version(nvcc)})")
