@@ -83,7 +83,7 @@ def built(root: Path) -> None:
     passes(root, sys.executable, "setup.py", "--quiet", "build_ext", "--inplace")
     output(root, sys.executable, "-m", "dhp_safe_fa", "--verify")
     if not list((root / "build" / "cubins").glob("*.cubin")):
-        raise Refused("no GPU kernel was built: nvcc is needed, in CUDA_HOME if that is set, else in PATH or /usr/local/cuda")
+        raise Refused("no GPU kernel was built: nvcc is needed (in CUDA_HOME if set, else PATH, /usr/local/cuda)")
 
 
 def evidence(root: Path) -> None:

@@ -24,8 +24,8 @@ UNDERFLOW = {torch.float64: 2.0**-1075, torch.float32: 2.0**-150, torch.float16:
 # Promised for standard normal inputs: ||out - ref|| / ||ref|| against float64.
 RELATIVE_ERROR = {torch.float32: 1e-6, torch.float16: 3.5e-4, torch.bfloat16: 3e-3}
 
-# The same for each of dq, dk and dv, of 1024 rows and more and head_dim 4 and more; and of fewer, where rows that see few keys weigh more: what
-# is left of their dP - delta after cancellation has the rounding of out.
+# The same for each of dq, dk and dv, of 1024 rows and head_dim 4 and more; and of fewer rows, where those that see few
+# keys weigh more: what is left of their dP - delta after cancellation has the rounding of out.
 RELATIVE_GRADIENT_ERROR = {torch.float32: 2e-6, torch.float16: 3.3e-4, torch.bfloat16: 2.6e-3}
 RELATIVE_GRADIENT_ERROR_OF_FEW = {torch.float32: 2e-6, torch.float16: 3.8e-4, torch.bfloat16: 3e-3}
 

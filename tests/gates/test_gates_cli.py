@@ -143,6 +143,28 @@ def test_policy_declares_memory_public(tmp_path: Path, capsys: pytest.CaptureFix
     assert gate("--cubin", cubin)[0] == 1
 
 
+MADE = """
+extern "C" __global__ void make(const int *lengths, const int *others, int *table) {
+  table[threadIdx.x] = lengths[threadIdx.x] ^ (others[threadIdx.x] & MASK);
+}
+extern "C" __global__ void use(const int *table, const float *cache, float *out) {
+  WAIT
+  out[threadIdx.x] = cache[table[blockIdx.x] * 128 + threadIdx.x];
+}
+"""
+WAIT = 'asm volatile("griddepcontrol.wait;" ::: "memory");'
+
+
+@pytest.mark.parametrize(("mask", "wait", "code"), [("0", WAIT, 0), ("127", WAIT, 1), ("0", "", 1)])
+def test_policy_says_who_writes_public_memory(mask: str, wait: str, code: int, tmp_path: Path) -> None:
+    """It may hold nothing secret, and is read after the launch that writes it."""
+    cubin, path = compile_cubin(tmp_path, MADE.replace("MASK", mask).replace("WAIT", wait)), tmp_path / "policy.json"
+    lengths = {"kernel": "make", "parameter": 0, "name": "lengths", "reason": "lengths are public"}
+    table = {"kernel": "use", "parameter": 0, "name": "table", "reason": "made of public lengths", "made_by": "make"}
+    path.write_text(json.dumps({"declassifications": [], "public_memory": [lengths, table]}))
+    assert gate("--cubin", cubin, "--policy", path)[0] == code
+
+
 @pytest.mark.parametrize(
     "text",
     [
@@ -151,6 +173,8 @@ def test_policy_declares_memory_public(tmp_path: Path, capsys: pytest.CaptureFix
         '{"declassifications": [], "public_memory":'
         ' [{"kernel": "*", "parameter": 4, "name": "t", "reason": "half a pointer"}]}',
         '{"declassifications": [], "public_memory": [{"kernel": "*", "parameter": 8, "name": "t", "reason": ""}]}',
+        '{"declassifications": [], "public_memory":'
+        ' [{"kernel": "*", "parameter": 8, "name": "t", "reason": "a long enough one", "made_by": 1}]}',
         "[]",
         '{"declassifications": [{}]}',
         '{"declassifications": [{"effect": "accepted", "kernel": "*", "instruction": "*", "reason": ""}]}',
@@ -165,8 +189,12 @@ def test_bad_policy(text: str, tmp_path: Path) -> None:
     assert gate("--policy", path)[0] == 2
 
 
-def test_the_reviewed_policy_can_be_read() -> None:
-    load(provenance.POLICY)
+def test_the_reviewed_policy_says_who_writes_the_list_of_query_tiles() -> None:
+    policy = load(provenance.POLICY)
+    kernel = "fwd_float16_d64_k128_w3_listed"
+    made = policy.made_before(kernel)
+    assert [policy.declared(kernel)[parameter] for parameter in made] == ["list"]
+    assert policy.is_maker("tiles") and not policy.is_maker(kernel)
 
 
 # ---- not run, invalid ------------------------------------------------------------------------------------------------

@@ -91,7 +91,14 @@ def report_kernel(program: Program, kernel: str, cubin: Cubin, registers: int, p
     name = cubin.name if cubin.name and len(program.kernels) == 1 else kernel
     code = program.code
     declared = policy.declared(name)
-    analysis: Analysis = analyse(program, kernel, lambda p: policy.allows(PUBLIC_RESULT, name, code[p]), declared)
+    analysis: Analysis = analyse(
+        program,
+        kernel,
+        lambda p: policy.allows(PUBLIC_RESULT, name, code[p]),
+        declared,
+        policy.made_before(name),
+        policy.is_maker(name),
+    )
     graph = analysis.graph
     positions = [p for first, last in graph.blocks for p in range(first, last + 1)]
     start, end = program.sections[code[program.labels[kernel]].section]

@@ -1,12 +1,14 @@
 """The declassification policy: the reviewed exceptions, each with its reason, and nothing else.
 
 A JSON file: ``{"declassifications": [{"effect", "kernel", "instruction", "source", "reason"}, ...],
-"public_memory": [{"kernel", "parameter", "name", "reason"}, ...]}``; the second list may be left out.
+"public_memory": [{"kernel", "parameter", "name", "reason", "made_by"}, ...]}``; the second list may be left out.
 effect ``public-result``: what the instruction loads is public (a table of lengths, say). effect ``accepted``: the
 findings at the instruction are accepted. kernel, instruction and source (file:line) are shell patterns (fnmatch) and
 have to match all three; source may be left out. public_memory: that what a pointer parameter of these kernels points
 to is public, a table of pages, say; parameter is its place, in bytes from the first one, name what people call it. The
-gate then proves that the kernel does not write there.
+gate then proves that the kernel does not write there. made_by, which may be left out, is a pattern of the kernels that
+do, in a launch before: then the gate also proves that all that these store in global memory is public, and that this
+kernel reads there only when they have ended.
 """
 
 from __future__ import annotations
@@ -51,6 +53,7 @@ class PublicMemory:
     parameter: int
     name: str
     reason: str
+    made_by: str = ""
 
 
 @dataclass
@@ -71,6 +74,14 @@ class Policy:
         matching = [entry for entry in self.public_memory if fnmatchcase(kernel, entry.kernel)]
         self.used.update(matching)
         return {entry.parameter: entry.name for entry in matching}
+
+    def made_before(self, kernel: str) -> set[int]:
+        """Of those places, the ones of memory that another launch writes."""
+        return {e.parameter for e in self.public_memory if e.made_by and fnmatchcase(kernel, e.kernel)}
+
+    def is_maker(self, kernel: str) -> bool:
+        """Whether it writes memory that others take for public."""
+        return any(entry.made_by and fnmatchcase(kernel, entry.made_by) for entry in self.public_memory)
 
 
 def load(path: Path) -> Policy:
@@ -101,5 +112,7 @@ def load(path: Path) -> Policy:
             raise PolicyError(
                 f"{path}: public memory {number}: parameter is a multiple of 8 bytes, with a name and a reason"
             )
+        if not isinstance(declaration.made_by, str):
+            raise PolicyError(f"{path}: public memory {number}: made_by is a pattern of kernels")
         policy.public_memory.append(declaration)
     return policy

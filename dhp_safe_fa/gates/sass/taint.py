@@ -7,11 +7,14 @@ Distances only fall, so the iteration ends.
 
 from __future__ import annotations
 
+import copy
 import heapq
-from collections.abc import Callable, Collection
-from dataclasses import dataclass
+import re
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass, replace
+from functools import cache
 
-from .addresses.aliases import Aliases
+from .addresses.aliases import DECLARED, MBARRIER, Aliases
 from .addresses.cases import Cases
 from .addresses.fixpoint import Addresses
 from .addresses.values import STACK
@@ -19,6 +22,7 @@ from .cfg import Graph, build_graph, is_indirect
 from .isa import CALL, Effects, effects
 from .isa.operands import BARRIER_RESULT, LOCAL, LOCAL_ANY, UP, UR, B, P, R, UnknownInstruction
 from .listing import FRAGMENT, Program
+from .order import awaits_launches, meets_all, reached_without
 from .state import NEVER, UNKNOWN, UNSET, Mark, State, negation, source_of_copy
 
 UNRESOLVED = "unresolved-control"
@@ -26,6 +30,11 @@ _STACK_POINTER = R + 1
 # Of all register files but the barriers'.
 _REGISTERS = [*range(R, R + 255), *range(UR, UR + 63), *range(P, P + 7), *range(UP, UP + 7)]
 _FRAME = 1 << 16  # bytes of local memory; what may be anywhere in more is taken to be anywhere
+# What is not the same in every block of every launch of a kernel for so many threads: parameters, which begin at 0x210
+# on sm_90, constants by an index, and the block's number.
+_VARIES = re.compile(r"c\[0x0\]\[(?:U?R|0x(?:2[1-9a-f]|[3-9a-f])[0-9a-f]+)|c\[0x3\]|SR_N?CTAID|SR_Cga")
+_STORES = {"STG", "ST", "REDG", "RED", "ATOMG", "ATOM"}  # to global memory, of what is in registers
+_COPIES = {"UBLKCP", "UBLKRED", "UTMASTG", "UTMAREDG", "SUST", "SURED"}  # of what is in shared memory, or elsewhere
 
 
 @dataclass(frozen=True)
@@ -49,11 +58,20 @@ class Analysis:
 
 class _Taint:
     def __init__(
-        self, program: Program, graph: Graph, is_declassified: Callable[[int], bool], public: Collection[int]
+        self,
+        program: Program,
+        graph: Graph,
+        is_declassified: Callable[[int], bool],
+        public: Collection[int],
+        made: Collection[int] = (),
+        is_maker: bool = False,
     ) -> None:
         self.program = program
         self.graph = graph
+        self.within = set(range(len(graph.blocks)))  # the blocks that are looked at
         self.is_declassified = is_declassified
+        self.is_maker = is_maker
+        self.early = reached_without(program, graph, meets_all)
         self.effects: dict[int, Effects] = {}
         self.unknown: dict[str, None] = {}
         self.parent: dict[int, int | None] = {}
@@ -77,7 +95,8 @@ class _Taint:
         for position, locations in cases.wanted.items():
             wanted.setdefault(position, set()).update(locations)
         self.addresses = Addresses(program, graph, self.effects, wanted, public)
-        self.public_loads = self.aliases.public_loads(self.addresses)
+        before_launches = reached_without(program, graph, awaits_launches)
+        self.public_loads = self.aliases.public_loads(self.addresses, made, before_launches)
         self.certain = cases.certain(self.addresses)
         self.unwritten: set[int] = set()  # loads from local memory that nothing may have written before
         # What other threads of the block, or other lanes of a warp, may have left: locations to marks, from any place.
@@ -112,7 +131,7 @@ class _Taint:
             for position in range(first, last + 1):
                 self.step(position, state, self.context[block])
             woken = self.spread(block, last, state)
-            for successor in self.graph.successors[block]:
+            for successor in self.within.intersection(self.graph.successors[block]):
                 if self.entry_states[successor].join(state):
                     woken.add(successor)
             for other in woken - waiting:
@@ -307,6 +326,35 @@ class _Taint:
             source = "local memory that was never written"
         return tuple(reversed(steps)), source
 
+    def uncertain_initialisations(self) -> Iterator[int]:
+        """Where an mbarrier is initialised in some blocks or launches only: on a condition that the thread's number
+        does not decide alone. That one on it holds for some thread is taken for granted."""
+        starts = self.aliases.initialisations & self.early
+        if not starts:
+            return
+        other = copy.copy(self)
+        other.within = {b for b, (first, _) in enumerate(self.graph.blocks) if first in self.early}
+        other.entry_states = [State() for _ in self.graph.blocks]
+        other.context = [None] * len(self.graph.blocks)
+        other.parent, other.left, other.unwritten, other.is_settled = {}, {}, set(), True
+        other.public_loads, other.is_declassified = set(), lambda _: False
+        other.effects = {
+            position: replace(effect, secret="the launch")
+            if effect.writes and _VARIES.search(self.program.code[position].operands)
+            else effect
+            for position, effect in self.effects.items()
+        }
+        other.run()
+        for block in sorted(other.within):
+            state = other.entry_states[block].copy()
+            first, last = self.graph.blocks[block]
+            for position in range(first, last + 1):
+                guard = other.effects[position].guard
+                guards = () if guard is None else (guard,)
+                if position in starts and other.worst(guards, state, other.context[block]) is not None:
+                    yield position
+                other.step(position, state, other.context[block])
+
     def findings(self) -> list[Finding]:
         found: dict[tuple[int, str], Finding] = {}
 
@@ -321,15 +369,22 @@ class _Taint:
                 guard = "" if effect.guard is None else self.program.code[position].guard
                 if effect.forbidden:
                     add(effect.forbidden, position, None)
-                for kind, locations in effect.sinks:
+                base = self.program.code[position].base
+                makes = ((DECLARED, effect.flows),) if self.is_maker and base in _STORES else ()
+                for kind, locations in (*effect.sinks, *makes):
                     mark = self.worst(locations, state, None, guard)
                     if mark is not None:
                         add(kind, position, mark)
+                if self.is_maker and base in _COPIES:
+                    add(DECLARED, position, None)
                 if self.program.code[position].base == "CALL" and self.context[block] is not None:
                     add(CALL, position, self.context[block])
                 self.step(position, state, self.context[block])
-        for kind, position in self.aliases.judge(self.addresses):
+        without = cache(lambda others: reached_without(self.program, self.graph, meets_all, others))
+        for kind, position in self.aliases.judge(self.addresses, self.early, without):
             add(kind, position, None)
+        for position in self.uncertain_initialisations():
+            add(MBARRIER, position, None)
         blocks = zip(self.graph.blocks, self.entry_states, strict=True)
         missed = [first for (first, _), state in blocks if state.stack == UNSET]
         for position in (*self.graph.unresolved, *self.graph.unreached[:1], *missed[:1]):
@@ -342,13 +397,16 @@ def analyse(
     kernel: str,
     is_declassified: Callable[[int], bool] = lambda _: False,
     public: Collection[int] = (),
+    made: Collection[int] = (),
+    is_maker: bool = False,
 ) -> Analysis:
     """Findings of one kernel. is_declassified(position): the policy says that this instruction's result is public.
-    public: the parameters, in bytes from the first one, that point to memory which is declared public."""
+    public: the parameters, in bytes from the first one, that point to memory which is declared public; made: those of
+    them to what a launch before this one writes. is_maker: others take for public what this kernel writes."""
     graph = build_graph(program, kernel)
     if program.target and not program.target.startswith("sm_90"):  # where the parameters begin is known of sm_90
         public = ()
-    taint = _Taint(program, graph, is_declassified, public)
+    taint = _Taint(program, graph, is_declassified, public, made, is_maker)
     taint.run()
     return Analysis(graph, taint.findings(), sorted(taint.unknown))
 

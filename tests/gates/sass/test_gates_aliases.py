@@ -52,6 +52,20 @@ def test_a_store_that_cannot(store: str) -> None:
     assert findings(SHARED + INIT + store) == set()
 
 
+@pytest.mark.parametrize(
+    ("opcode", "meets"),
+    [("VIMNMX", False), ("VIMNMX.U32", False), ("VIMNMX.RELU", True), ("VIMNMX.U16x2", True), ("VIMNMX.S16x2", True)],
+)
+def test_a_maximum_of_whole_words_is_one_of_the_two(opcode: str, meets: bool) -> None:
+    index = f"LOP3.LUT R23, R22, 0x7f, RZ, 0xc0, !PT\n{opcode} R24, R23, 0x40, !PT\nIADD3 R24, R24, R20, RZ\n"
+    assert bool(findings(SHARED + INIT + index + "STS [R24+0xf00], R4")) is meets
+
+
+@pytest.mark.parametrize(("opcode", "meets"), [("PRMT", False), ("PRMT.F4E", True), ("PRMT.RC8", True)])
+def test_an_address_in_another_block_of_the_cluster(opcode: str, meets: bool) -> None:
+    assert bool(findings(f"{SHARED}{INIT}{opcode} R24, R22, 0x654, R20\nSTS [R24], R4")) is meets
+
+
 @pytest.mark.parametrize(("threads", "meets"), [({}, True), ({"snippet": 513}, True), ({"snippet": 512}, False)])
 def test_launch_bounds_say_how_far_a_thread_number_reaches(threads: dict[str, int], meets: bool) -> None:
     code = program(f"{SHARED}{INIT}LEA R23, R22, R20, 0x3\nSTS.64 [R23], R4")

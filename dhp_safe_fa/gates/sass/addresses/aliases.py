@@ -1,11 +1,13 @@
 """Memory that counts as public because nothing writes to it but what should: whether any other store may touch it.
 
 - The results of SYNCS are public because an mbarrier's word holds nothing but counts. So every other write to shared
-  memory has to be told apart by its address from every mbarrier of the kernel, and every mbarrier is initialised.
+  memory has to be told apart by its address from every mbarrier of the kernel, and every mbarrier is initialised before
+  all threads meet, and used after that, or by who has initialised it.
 - A tensor map says where a copy reads, and is public because it is a parameter of the kernel. So the address of every
   map is the parameters' address plus a constant.
 - Declared memory, cu_seqlens and the like, is public because the host says so of a pointer parameter, and because the
   kernel does not write there: every store to global memory goes through another pointer parameter or a global variable.
+  What a launch before this one writes there is read after its end.
 - Constants and parameters are public because kernels only read them. A kernel that can know where they lie (it asks the
   driver, takes the address of its parameters, or reads constants, one of which may be the address of another) may only
   store through pointers that are parameters or addresses of global variables.
@@ -13,7 +15,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 
 from ..isa.operands import Operand, Register, UnknownInstruction, parse, split
@@ -28,6 +30,7 @@ from .values import (
     WINDOW,
     WINDOW_HIGH,
     Value,
+    declared,
     is_declared,
     is_upper_of,
     may_meet,
@@ -187,6 +190,7 @@ class Aliases:
 
     def __init__(self, program: Program, positions: list[int], public: Collection[int] = ()) -> None:
         self.has_declared = bool(public)
+        self.guards = {position: program.code[position].guard for position in positions}
         found = {position: accesses(program.code[position]) for position in positions}
         self.all = [(position, access) for position, some in found.items() for access in some]
         roles = {access.role for _, access in self.all}
@@ -203,16 +207,34 @@ class Aliases:
         for position, access in self.all:
             self.wanted.setdefault(position, set()).update(access.locations)
 
-    def judge(self, addresses: Addresses) -> Iterator[tuple[str, int]]:
-        """(kind of finding, position) for every access that breaks a rule."""
+    def counting_for(self, position: int) -> set[int]:
+        """The initialisations of which a use that comes by them can say that this thread has made them: not those under
+        a guard, unless it is under one itself. That the two guards are the same is taken for granted."""
+        return {start for start in self.initialisations if self.guards[position] or not self.guards[start]}
+
+    @property
+    def initialisations(self) -> set[int]:
+        """Where an mbarrier is initialised."""
+        return {position for position, access in self.all if access.role == _INIT}
+
+    def judge(
+        self, addresses: Addresses, early: Collection[int], reached_without: Callable[[frozenset[int]], Collection[int]]
+    ) -> Iterator[tuple[str, int]]:
+        """(kind of finding, position) for every access that breaks a rule.
+
+        early: positions that are reached before all threads have met; reached_without(others): those of them that are
+        reached without coming by one of these others, too.
+        """
         words = {_value(addresses, p, a) for p, a in self.all if a.role in (_INIT, _MBARRIER)}
-        initialised = {_value(addresses, p, a) for p, a in self.all if a.role == _INIT}
+        starts = {p: _value(addresses, p, a) for p, a in self.all if a.role == _INIT and p in early}
         for position, access in self.all:
             where = _value(addresses, position, access)
             if access.role == _MAP and not _is_parameter(addresses, position, access):
                 yield TENSOR_MAP, position
-            elif access.role == _MBARRIER and not any(may_meet(where, _WORD, start, _WORD) for start in initialised):
-                yield MBARRIER, position
+            elif access.role == _MBARRIER:
+                own = frozenset(p for p, start in starts.items() if may_meet(where, _WORD, start, _WORD))
+                if not own or (position in early and position in reached_without(own & self.counting_for(position))):
+                    yield MBARRIER, position
             elif access.role in (_GENERIC, _GLOBAL):
                 yield from self.judge_global(addresses, position, access, words)
                 if self.has_declared and not self.is_elsewhere(addresses, position, access):
@@ -230,13 +252,17 @@ class Aliases:
         where, uppers = _value(addresses, position, access), _uppers(addresses, position, access) - {""}
         return uppers == {SHARED_HIGH} or (uppers == {POINTER} and where.base == POINTER)
 
-    def public_loads(self, addresses: Addresses) -> set[int]:
-        """Positions that load from declared memory: a declared pointer plus an index, in both words."""
+    def public_loads(self, addresses: Addresses, made: Collection[int], early: Collection[int]) -> set[int]:
+        """Positions that load from declared memory: a declared pointer plus an index, in both words. made: parameters
+        to what a launch before this one writes, which is not there yet at the positions `early`."""
+        too_early = {declared(parameter) for parameter in made}
         found = set()
         for position, access in self.all:
             if access.role == _LOAD:
                 uppers = _uppers(addresses, position, access) - {""}
-                if len(uppers) == 1 and is_upper_of(min(uppers), _value(addresses, position, access).base):
+                base = _value(addresses, position, access).base
+                is_there = position not in early or base not in too_early
+                if len(uppers) == 1 and is_upper_of(min(uppers), base) and is_there:
                     found.add(position)
         return found
 

@@ -169,7 +169,8 @@ class Transfer:
             taken.append(chooses(_negated(sources[2]), sources[1], values[1]))
             kept = [value for value in taken if value is not None]
             return [join(kept[0], kept[-1]) if kept else ANY]
-        if base in ("VIMNMX", "IMNMX", "UIMNMX") and len(sources) == 3:  # one of the two, which the predicate chooses
+        # one of the two, which the predicate chooses; with .RELU or of halves it may be neither
+        if base in ("VIMNMX", "IMNMX", "UIMNMX") and modifiers <= {"U32"} and len(sources) == 3:
             return [join(values[0], values[1])]
         adds_halves = len(sources) == 4 and all(s.text in ("RZ", "-RZ") for s in sources[:2])
         if base == "HFMA2" and modifiers <= {"MMA"} and adds_halves:
@@ -187,7 +188,8 @@ class Transfer:
             if len(numbers) == 4 and numbers[3].value is not None:
                 plain = [self.of(s, read) for s in numbers[:3]]
                 return [logic(numbers[3].value, plain[0], plain[1], plain[2])]
-        if base in ("PRMT", "UPRMT") and len(sources) == 3 and sources[1].value == 0x654:  # mapa: CTA above address
+        is_mapa = base in ("PRMT", "UPRMT") and not modifiers and len(sources) == 3 and sources[1].value == 0x654
+        if is_mapa:  # CTA above address
             inside = keep_bits(values[2], 0xFFFFFF) if not values[2].page else values[2]
             return [Value("", inside.lo, inside.hi, inside.step, page=True) if inside.hi < 1 << 24 else ANY]
         return [UNTRACKED]
