@@ -21,8 +21,8 @@ from .addresses.values import STACK
 from .cfg import Graph, build_graph, is_indirect
 from .isa import CALL, Effects, effects
 from .isa.operands import BARRIER_RESULT, LOCAL, LOCAL_ANY, UP, UR, B, P, R, UnknownInstruction
-from .listing import FRAGMENT, Program
-from .order import awaits_launches, meets_all, reached_without
+from .listing import FRAGMENT, Instruction, Program
+from .order import awaits_launches, may_come_after, may_end_a_meeting, meets_all, reached_without
 from .state import NEVER, UNKNOWN, UNSET, Mark, State, negation, source_of_copy
 
 UNRESOLVED = "unresolved-control"
@@ -30,11 +30,22 @@ _STACK_POINTER = R + 1
 # Of all register files but the barriers'.
 _REGISTERS = [*range(R, R + 255), *range(UR, UR + 63), *range(P, P + 7), *range(UP, UP + 7)]
 _FRAME = 1 << 16  # bytes of local memory; what may be anywhere in more is taken to be anywhere
-# What is not the same in every block of every launch of a kernel for so many threads: parameters, which begin at 0x210
-# on sm_90, constants by an index, and the block's number.
-_VARIES = re.compile(r"c\[0x0\]\[(?:U?R|0x(?:2[1-9a-f]|[3-9a-f])[0-9a-f]+)|c\[0x3\]|SR_N?CTAID|SR_Cga")
+# Constants and special registers, but for those that are the same in every block of every launch of a kernel for so
+# many threads: of bank 0 of sm_90 the block's size, the stack, the generic address of parameters and the memory
+# descriptor; the compiler's banks; and what a thread's place in its block says.
+_VARIES = re.compile(
+    r"cx\[|c\[(?!0x[24]\])(?!0x0\]\[0x(?:0|4|28|198|19c|208|20c)\])|SR_(?!TID|LANEID|[LEG][TQE]MASK|SWINHI)"
+)
 _STORES = {"STG", "ST", "REDG", "RED", "ATOMG", "ATOM"}  # to global memory, of what is in registers
-_COPIES = {"UBLKCP", "UBLKRED", "UTMASTG", "UTMAREDG", "SUST", "SURED"}  # of what is in shared memory, or elsewhere
+_COPIES = {"UTMASTG", "UTMAREDG", "SUST", "SURED"}
+
+
+def _copies(instruction: Instruction) -> bool:
+    """To global memory, of what is not in registers; or throws away what was stored there."""
+    modifiers = instruction.modifiers
+    if instruction.base in ("UBLKCP", "UBLKRED"):
+        return modifiers[:1] == ["G"]
+    return instruction.base in _COPIES or (instruction.base == "CCTL" and "RML2" in modifiers)
 
 
 @dataclass(frozen=True)
@@ -326,12 +337,19 @@ class _Taint:
             source = "local memory that was never written"
         return tuple(reversed(steps)), source
 
+    def varies(self, position: int) -> bool:
+        """Whether it reads what differs between blocks or launches; an mbarrier's counts may, too."""
+        instruction = self.program.code[position]
+        return instruction.base == "SYNCS" or bool(_VARIES.search(instruction.operands))
+
     def uncertain_initialisations(self) -> Iterator[int]:
-        """Where an mbarrier is initialised in some blocks or launches only: on a condition that the thread's number
-        does not decide alone. That one on it holds for some thread is taken for granted."""
+        """Where an mbarrier is initialised when others may have met already; or in some blocks or launches only: on a
+        condition that the thread's number does not decide alone. That one on it holds for some thread is taken for
+        granted."""
         starts = self.aliases.initialisations & self.early
         if not starts:
             return
+        yield from (p for p in starts if may_come_after(self.program, self.graph, may_end_a_meeting, p))
         other = copy.copy(self)
         other.within = {b for b, (first, _) in enumerate(self.graph.blocks) if first in self.early}
         other.entry_states = [State() for _ in self.graph.blocks]
@@ -340,7 +358,7 @@ class _Taint:
         other.public_loads, other.is_declassified = set(), lambda _: False
         other.effects = {
             position: replace(effect, secret="the launch")
-            if effect.writes and _VARIES.search(self.program.code[position].operands)
+            if effect.writes and self.varies(position)
             else effect
             for position, effect in self.effects.items()
         }
@@ -375,7 +393,7 @@ class _Taint:
                     mark = self.worst(locations, state, None, guard)
                     if mark is not None:
                         add(kind, position, mark)
-                if self.is_maker and base in _COPIES:
+                if self.is_maker and _copies(self.program.code[position]):
                     add(DECLARED, position, None)
                 if self.program.code[position].base == "CALL" and self.context[block] is not None:
                     add(CALL, position, self.context[block])

@@ -61,6 +61,11 @@ def test_a_maximum_of_whole_words_is_one_of_the_two(opcode: str, meets: bool) ->
     assert bool(findings(SHARED + INIT + index + "STS [R24+0xf00], R4")) is meets
 
 
+def test_an_address_in_another_block_that_is_no_shared_one() -> None:
+    window = "MOV R24, c[0x0][0x198]\nIADD3 R24, R24, 0x10, RZ\nLEA R24, R22, R24, 0x18\nPRMT R24, R22, 0x654, R24\n"
+    assert findings(SHARED + INIT + window + "STS [R24], R4")
+
+
 @pytest.mark.parametrize(("opcode", "meets"), [("PRMT", False), ("PRMT.F4E", True), ("PRMT.RC8", True)])
 def test_an_address_in_another_block_of_the_cluster(opcode: str, meets: bool) -> None:
     assert bool(findings(f"{SHARED}{INIT}{opcode} R24, R22, 0x654, R20\nSTS [R24], R4")) is meets

@@ -48,10 +48,39 @@ def test_one_that_may_not_be(code: str) -> None:
     assert ("mbarrier", "SYNCS.ARRIVE.TRANS64") in findings(ADDRESS + code)
 
 
+OTHERS = "S2R R22, SR_TID.X\nISETP.GE.AND P1, PT, R22, 0x20, PT\n"
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        FIRST + "UCGABAR_ARV\n@P0 " + INIT + "UCGABAR_WAIT\n" + USE,
+        OTHERS + "@!P1 BAR.ARV 0x0, 0x100\n" + FIRST + "@P0 " + INIT + MEETING + USE,
+        OTHERS + "@!P1 BAR.ARV R5, 0x100\n" + FIRST + "@P0 " + INIT + MEETING + USE,
+        OTHERS + "@!P1 " + MEETING + FIRST + "@P0 " + INIT + MEETING + USE,
+        # meets and uses it where a path leads around that, to the initialisation
+        OTHERS + "@P1 BRA `(start)\n" + MEETING + USE + "start:\n" + FIRST + "@P0 " + INIT + MEETING + USE,
+    ],
+)
+def test_one_that_is_initialised_when_others_may_have_met(code: str) -> None:
+    assert ("mbarrier", "SYNCS.EXCH.64") in findings(ADDRESS + code)
+
+
+def test_a_meeting_in_a_loop_behind_its_initialisation() -> None:
+    loop = "loop:\n" + MEETING + USE + "ISETP.GE.AND P1, PT, R22, 0x20, PT\n@P1 BRA `(loop)\n"
+    assert findings(ADDRESS + FIRST + "@P0 " + INIT + loop) == set()
+
+
 @pytest.mark.parametrize(
     "condition",
     [
         "S2R R5, SR_CTAID.Y\n",
+        "S2R R5, SR_VIRTID\n",
+        "S2R R5, SR_SMEMSZ\n",
+        "MOV R5, c[0x0][0xc]\n",
+        "MOV R5, c[0x0][0x144]\n",
+        "MOV R5, c[0x0][0x11b8]\n",
+        "SYNCS.ARRIVE.TRANS64 R4, [UR9+0x8], R0\n",
         "MOV R5, c[0x0][0x218]\n",
         "LDC R5, c[0x0][R22]\n",
         "LDC R5, c[0x3][0x8]\n",
@@ -102,6 +131,7 @@ def test_what_another_launch_writes_is_read_after_it(code: str, is_found: bool) 
         ("LDG.E R5, desc[UR4][R14.64]\nREDG.E.ADD desc[UR4][R10.64], R5", True),
         ("LDS R5, [R22]\nST.E desc[UR4][R10.64], R5", True),
         ("UMOV UR10, 0x1\nULDC.64 UR6, c[0x0][0x218]\nUBLKCP.G.S [UR6], [UR8], UR10", True),
+        ("CCTL.E.RML2 [R10]", True),
     ],
 )
 def test_a_kernel_that_makes_public_memory_stores_nothing_secret(code: str, is_found: bool) -> None:

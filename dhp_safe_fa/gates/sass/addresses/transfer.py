@@ -190,7 +190,7 @@ class Transfer:
                 return [logic(numbers[3].value, plain[0], plain[1], plain[2])]
         is_mapa = base in ("PRMT", "UPRMT") and not modifiers and len(sources) == 3 and sources[1].value == 0x654
         if is_mapa:  # CTA above address
-            inside = keep_bits(values[2], 0xFFFFFF) if not values[2].page else values[2]
+            inside = keep_bits(values[2], 0xFFFFFF) if values[2].base or not values[2].page else values[2]
             return [Value("", inside.lo, inside.hi, inside.step, page=True) if inside.hi < 1 << 24 else ANY]
         return [UNTRACKED]
 
