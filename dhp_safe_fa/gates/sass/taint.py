@@ -14,14 +14,14 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
 from functools import cache
 
-from .addresses.aliases import DECLARED, MBARRIER, Aliases
+from .addresses.aliases import DECLARED, MBARRIER, Aliases, is_store, writes_global
 from .addresses.cases import Cases
 from .addresses.fixpoint import Addresses
 from .addresses.values import STACK
 from .cfg import Graph, build_graph, is_indirect
 from .isa import CALL, Effects, effects
 from .isa.operands import BARRIER_RESULT, LOCAL, LOCAL_ANY, UP, UR, B, P, R, UnknownInstruction
-from .listing import FRAGMENT, Instruction, Program
+from .listing import FRAGMENT, Program
 from .order import awaits_launches, may_come_after, may_end_a_meeting, meets_all, reached_without
 from .state import NEVER, UNKNOWN, UNSET, Mark, State, negation, source_of_copy
 
@@ -36,16 +36,6 @@ _FRAME = 1 << 16  # bytes of local memory; what may be anywhere in more is taken
 _VARIES = re.compile(
     r"cx\[|c\[(?!0x[24]\])(?!0x0\]\[0x(?:0|4|28|198|19c|208|20c)\])|SR_(?!TID|LANEID|[LEG][TQE]MASK|SWINHI)"
 )
-_STORES = {"STG", "ST", "REDG", "RED", "ATOMG", "ATOM"}  # to global memory, of what is in registers
-_COPIES = {"UTMASTG", "UTMAREDG", "SUST", "SURED"}
-
-
-def _copies(instruction: Instruction) -> bool:
-    """To global memory, of what is not in registers; or throws away what was stored there."""
-    modifiers = instruction.modifiers
-    if instruction.base in ("UBLKCP", "UBLKRED"):
-        return modifiers[:1] == ["G"]
-    return instruction.base in _COPIES or (instruction.base == "CCTL" and "RML2" in modifiers)
 
 
 @dataclass(frozen=True)
@@ -85,9 +75,6 @@ class _Taint:
         self.early = reached_without(program, graph, meets_all)
         self.effects: dict[int, Effects] = {}
         self.unknown: dict[str, None] = {}
-        self.parent: dict[int, int | None] = {}
-        self.entry_states = [State() for _ in graph.blocks]
-        self.context: list[Mark | None] = [None] * len(graph.blocks)  # mark of the branch that a block depends on
         for first, last in graph.blocks:
             for position in range(first, last + 1):
                 instruction = program.code[position]
@@ -109,6 +96,13 @@ class _Taint:
         before_launches = reached_without(program, graph, awaits_launches)
         self.public_loads = self.aliases.public_loads(self.addresses, made, before_launches)
         self.certain = cases.certain(self.addresses)
+        self.forget()
+
+    def forget(self) -> None:
+        """Back to where nothing is known of what flows."""
+        self.parent: dict[int, int | None] = {}
+        self.entry_states = [State() for _ in self.graph.blocks]
+        self.context: list[Mark | None] = [None] * len(self.graph.blocks)  # mark of the branch that a block depends on
         self.unwritten: set[int] = set()  # loads from local memory that nothing may have written before
         # What other threads of the block, or other lanes of a warp, may have left: locations to marks, from any place.
         self.left: dict[int, Mark] = {}
@@ -148,6 +142,14 @@ class _Taint:
             for other in woken - waiting:
                 waiting.add(other)
                 heapq.heappush(queue, other)
+
+    def through(self, block: int) -> Iterator[tuple[int, State]]:
+        """Each position of a block, and the state that it meets."""
+        state = self.entry_states[block].copy()
+        first, last = self.graph.blocks[block]
+        for position in range(first, last + 1):
+            yield position, state
+            self.step(position, state, self.context[block])
 
     def spread(self, block: int, last: int, state: State) -> set[int]:
         """A branch on a secret makes everything secret that is written while it matters."""
@@ -351,10 +353,8 @@ class _Taint:
             return
         yield from (p for p in starts if may_come_after(self.program, self.graph, may_end_a_meeting, p))
         other = copy.copy(self)
+        other.forget()
         other.within = {b for b, (first, _) in enumerate(self.graph.blocks) if first in self.early}
-        other.entry_states = [State() for _ in self.graph.blocks]
-        other.context = [None] * len(self.graph.blocks)
-        other.parent, other.left, other.unwritten, other.is_settled = {}, {}, set(), True
         other.public_loads, other.is_declassified = set(), lambda _: False
         other.effects = {
             position: replace(effect, secret="the launch")
@@ -364,14 +364,11 @@ class _Taint:
         }
         other.run()
         for block in sorted(other.within):
-            state = other.entry_states[block].copy()
-            first, last = self.graph.blocks[block]
-            for position in range(first, last + 1):
+            for position, state in other.through(block):
                 guard = other.effects[position].guard
                 guards = () if guard is None else (guard,)
                 if position in starts and other.worst(guards, state, other.context[block]) is not None:
                     yield position
-                other.step(position, state, other.context[block])
 
     def findings(self) -> list[Finding]:
         found: dict[tuple[int, str], Finding] = {}
@@ -380,24 +377,23 @@ class _Taint:
             chain, source = self.chain(position, mark)
             found.setdefault((position, kind), Finding(kind, position, chain, source))
 
-        for block, (first, last) in enumerate(self.graph.blocks):
-            state = self.entry_states[block].copy()
-            for position in range(first, last + 1):
+        for block in range(len(self.graph.blocks)):
+            for position, state in self.through(block):
                 effect = self.effects[position]
                 guard = "" if effect.guard is None else self.program.code[position].guard
                 if effect.forbidden:
                     add(effect.forbidden, position, None)
-                base = self.program.code[position].base
-                makes = ((DECLARED, effect.flows),) if self.is_maker and base in _STORES else ()
-                for kind, locations in (*effect.sinks, *makes):
+                instruction = self.program.code[position]
+                makes = self.is_maker and writes_global(instruction)
+                made = ((DECLARED, effect.flows),) if makes and is_store(instruction) else ()
+                for kind, locations in (*effect.sinks, *made):
                     mark = self.worst(locations, state, None, guard)
                     if mark is not None:
                         add(kind, position, mark)
-                if self.is_maker and _copies(self.program.code[position]):
+                if makes and not made:  # what is copied there is in no register
                     add(DECLARED, position, None)
-                if self.program.code[position].base == "CALL" and self.context[block] is not None:
+                if instruction.base == "CALL" and self.context[block] is not None:
                     add(CALL, position, self.context[block])
-                self.step(position, state, self.context[block])
         without = cache(lambda others: reached_without(self.program, self.graph, meets_all, others))
         for kind, position in self.aliases.judge(self.addresses, self.early, without):
             add(kind, position, None)

@@ -86,6 +86,17 @@ def accesses(instruction: Instruction) -> list[Access]:
         return []
 
 
+def is_store(instruction: Instruction) -> bool:
+    """Of what is in registers, to global memory, or to an address that may lie there."""
+    return instruction.base in _GENERIC_STORES or instruction.base in _GLOBAL_STORES
+
+
+def writes_global(instruction: Instruction) -> bool:
+    """A store, a copy, or one that throws away what was stored."""
+    roles = {access.role for access in accesses(instruction)}
+    return bool(roles & {_GENERIC, _GLOBAL, _SURFACE}) or instruction.base in ("UTMASTG", "UTMAREDG")
+
+
 def _accesses(base: str, modifiers: list[str], operands: list[Operand]) -> Iterator[Access]:
     memory = [operand for operand in operands if operand.kind == "mem"]
     if not memory:
