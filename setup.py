@@ -77,8 +77,8 @@ class Build(build_ext):
             raise SystemExit(f"dhp_safe_fa needs {REQUIREMENT} in this environment before it is built: "
                              f"pip install '{REQUIREMENT}'")
         if nvcc is None:
-            looked_in = "CUDA_HOME, PATH, /usr/local/cuda"
-            print(f"dhp_safe_fa: nvcc was not found ({looked_in}): building CPU-only", file=sys.stderr)
+            sought = kernels.where_nvcc_is_sought()
+            print(f"dhp_safe_fa: nvcc was not found ({sought}): building CPU-only", file=sys.stderr)
         core = self.extensions[0]
         core.sources.append(str(table.relative_to(ROOT)))
         if nvcc is None:

@@ -15,6 +15,7 @@ from torch.autograd import forward_ad
 
 from dhp_safe_fa import _widths, _windows
 from dhp_safe_fa._operator import autocast, fake, gradients, transforms  # noqa: F401  (importing registers them)
+from dhp_safe_fa._operator.numbers import refuse_tensors, shown
 from dhp_safe_fa._operator.schema import DEFAULTS, VARLEN, refuse
 from dhp_safe_fa._operator.wrong_types import refuse_wrong_types
 
@@ -97,10 +98,11 @@ def _sides(window: tuple[int, int], operator: str = "attention") -> tuple[int, i
     try:
         left, right = window
         if all(isinstance(side, (int, torch.SymInt)) or hasattr(side, "__index__") for side in (left, right)):
+            refuse_tensors(operator, {}, {"window, left": left, "window, right": right})
             return left, right
     except (TypeError, ValueError):
         pass
-    refuse(operator, f"window: {window}; expected (left, right), two numbers of keys")
+    refuse(operator, f"window: {shown(window)}; expected (left, right), two numbers of keys")
 
 
 def _attend(
@@ -119,10 +121,11 @@ def _attend(
     head_dim of their own filled up. out, and lse if the operator returns it."""
     if is_causal is None:  # which torch takes for False
         refuse("attention", "is_causal: None; supported: True or False")
+    sides = _sides(window)
+    refuse_tensors("attention", {"scale": scale, "softcap": softcap}, {"causal_offset": causal_offset})
     values = v
     if _asked(_widths.differ, q, k, v):
         q, k, v, scale = _widths.fill(q, k, v, scale)
-    sides = _sides(window)
     is_plain = sides == _NO_WINDOW and _is_plain(softcap, sinks)
     lse: Tensor | None = None
     if not is_plain and _asked(_windows.are_packed, q, k, v, is_causal, sides, softcap, sinks, scale):
@@ -330,6 +333,7 @@ def attention_varlen_lse(
         refuse(VARLEN, f"alignment: {alignment!r}; supported: 'bottom-right', 'top-left'")
     sequences = cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k
     places = alignment == "bottom-right", *_sides(window, VARLEN)
+    refuse_tensors(VARLEN, {"scale": scale, "softcap": softcap}, {})
     rest = softcap, seqused_k, page_table, leftpad_k, sinks
     values = v
     if page_table is None and _asked(_widths.differ, q, k, v):

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from dhp_safe_fa import _inspect
+from dhp_safe_fa._operator.numbers import in_words, loses_gradient, shown
 from dhp_safe_fa._operator.schema import (
     AUTOCAST,
     CPU_MAX_HEAD_DIM,
@@ -100,9 +101,11 @@ def _wrong_type(
     if not isinstance(dropout_p, NUMBERS):
         return f"dropout_p: {dropout_p!r}; supported: 0"
     if not isinstance(is_causal, bool):
-        return f"is_causal: {is_causal!r}; supported: True or False"
-    if scale is not None and not isinstance(scale, NUMBERS):
-        return f"scale: {scale!r}; supported: None, or a number"
+        return f"is_causal: {shown(is_causal)}; supported: True or False"
+    if loses_gradient(scale):
+        return "scale: a tensor that requires a gradient; supported: None, or a number, which has none"
+    if scale is not None and (not hasattr(scale, "__float__") or (isinstance(scale, Tensor) and scale.numel() != 1)):
+        return f"scale: {shown(scale)}; supported: None, or a number"
     return None
 
 
@@ -206,5 +209,5 @@ def _wrong_shape(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) ->
 
 def _wrong_scale(scale: float | None) -> str | None:
     if scale is not None and not 0 <= scale <= LARGEST:
-        return f"scale: {scale:g}; supported: 0 to 2^100"
+        return f"scale: {in_words(scale)}; supported: 0 to 2^100"
     return None

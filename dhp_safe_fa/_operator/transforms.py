@@ -122,7 +122,7 @@ def _folded(operator: str, folding: _Folding, size: int, name: str, argument: An
     rank = shape.count(",") + 1
     stacked = argument.expand(size, *argument.shape) if dim is None else argument.movedim(dim, 0)
     if stacked.dim() != rank + 1:
-        refuse(operator, f"rank {stacked.dim() - 1} inside of vmap; expected {rank} dimensions {shape}")
+        refuse(operator, f"{name}: rank {stacked.dim() - 1} inside of vmap; expected {rank} dimensions {shape}")
     place = folding.dim % rank
     return stacked.movedim(0, place).flatten(place, place + 1)
 

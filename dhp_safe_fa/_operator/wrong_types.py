@@ -7,7 +7,8 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from dhp_safe_fa._operator.schema import NUMBERS, VARLEN, refuse
+from dhp_safe_fa._operator.numbers import in_words, shown
+from dhp_safe_fa._operator.schema import LARGEST, NUMBERS, VARLEN, refuse
 
 _END = 2**63  # of the integers that the schemas take
 _SHAPES = {
@@ -49,14 +50,16 @@ def _wrong(kind: str, value: object, shape: str) -> str:
     if "Tensor" in kind:
         return _wrong_tensor(value, shape, or_none)
     if "float" in kind:
-        return "" if isinstance(value, NUMBERS) else f"{value!r}; expected a number{or_none}"
+        if isinstance(value, int) and abs(value) > LARGEST:
+            return f"{in_words(value)}; expected a number{or_none}"
+        return "" if isinstance(value, NUMBERS) else f"{shown(value)}; expected a number{or_none}"
     if kind == "bool":
-        return "" if isinstance(value, (int, torch.SymBool)) else f"{value!r}; supported: True or False"
+        return "" if isinstance(value, (int, torch.SymBool)) else f"{shown(value)}; supported: True or False"
     numbers = value if isinstance(value, tuple) else (value,)
     if not all(hasattr(number, "__index__") for number in numbers):
-        return f"{value!r}; expected whole numbers"
+        return f"{shown(value)}; expected whole numbers"
     if not all(-_END <= number < _END for number in numbers if isinstance(number, int)):
-        return f"{value!r}; supported: integers of 64 bits"
+        return f"{shown(value)}; supported: integers of 64 bits"
     return ""
 
 

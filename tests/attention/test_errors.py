@@ -248,6 +248,14 @@ OTHER_TYPES: list[tuple[dict[str, Any], str]] = [
     ({"softcap": "x"}, "softcap: 'x'; expected a number, or None"),
     ({"sinks": [1.0, 2.0]}, "sinks: list; expected a tensor, or None"),
     ({"window": (2**70, 0)}, r"window: \(1180591620717411303424, 0\); supported: integers of 64 bits"),
+    ({"scale": 10**400}, "scale: a number of 1329 bits; expected a number, or None"),
+    ({"scale": torch.zeros(4)}, r"scale: a tensor of shape \(4,\), torch.float32; expected a number"),
+    ({"softcap": torch.ones(2)}, r"softcap: a tensor of shape \(2,\), torch.float32; expected a number"),
+    ({"scale": torch.tensor(0.3, requires_grad=True)}, "scale: a tensor that requires a gradient; supported: a number"),
+    ({"softcap": torch.tensor(3.0, requires_grad=True)}, "softcap: a tensor that requires a gradient"),
+    ({"is_causal": torch.ones(5)}, r"is_causal: a tensor of shape \(5,\), torch.float32; supported: True or False"),
+    ({"window": (torch.tensor(2.9), 0)}, "window, left: a tensor of shape .*; expected a whole number"),
+    ({"window": (0, torch.tensor([1, 2]))}, "window, right: a tensor of shape .*; expected a number"),
 ]
 
 
@@ -261,10 +269,21 @@ def test_options_of_another_type(options: dict[str, Any], words: str) -> None:
         dhp_safe_fa.attention_varlen(rows, rows, rows, cu, cu, 7, 7, **options)
 
 
-@pytest.mark.parametrize("offset", [None, 1.5, 2**80], ids=str)
+def test_numbers_in_tensors(device: str) -> None:
+    """Of one element, as torch takes them; of a parameter where no gradient is recorded."""
+    q, k, v = zeros(SHAPES, device)
+    given: dict[str, Any] = {"scale": 0.5, "is_causal": True, "causal_offset": 1, "window": (2, 0)}
+    want = dhp_safe_fa.attention(q, k, v, **given)
+    with torch.no_grad():
+        scale = torch.tensor(0.5, requires_grad=True)
+        places = {"causal_offset": torch.tensor(1), "window": (torch.tensor(2), torch.tensor(0))}
+        assert torch.equal(dhp_safe_fa.attention(q, k, v, is_causal=True, scale=scale, **places), want)
+
+
+@pytest.mark.parametrize("offset", [None, 1.5, 2**80, torch.tensor(1.5)], ids=str)
 def test_no_causal_offset(offset: Any) -> None:
     q = torch.randn(1, 2, 5, 8)
-    words = "causal_offset: .*; (expected whole numbers|supported: integers of 64 bits)"
+    words = "causal_offset: .*; (expected a? ?whole numbers?|supported: integers of 64 bits)"
     with pytest.raises(RuntimeError, match=words):
         dhp_safe_fa.attention(q, q, q, is_causal=True, causal_offset=offset)
 

@@ -95,7 +95,7 @@ def cpu_wheel(sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Pa
 
 @pytest.mark.long
 def test_build_without_nvcc_says_so(cpu_wheel: tuple[Path, str]) -> None:
-    assert "nvcc was not found (CUDA_HOME, PATH, /usr/local/cuda): building CPU-only" in cpu_wheel[1]
+    assert re.search(r"nvcc was not found \(CUDA_HOME \(.*\), and nothing else .*\): building CPU-only", cpu_wheel[1])
 
 
 @pytest.mark.long
