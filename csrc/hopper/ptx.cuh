@@ -59,8 +59,9 @@ DHP_PTX void mbarrier_arrive_expect_tx(int go, uint32_t barrier, uint32_t bytes)
  * One try_wait suspends a warp for at most 7,770 cycles on an H100, some 4 us, whatever its time hint says, and tries
  * that do not depend on each other time out together. So each further try must wait for the outcome of the one before:
  * its parity is chosen by it, from two values that are equal (parity and parity ^ zero, where zero is a launch
- * parameter the compiler cannot see through). A predicate instead of the choice would be made into a branch, and a
- * sleep costs 65 cycles even if it is one of 0 ns. A try that succeeds at once takes some 25 cycles.
+ * parameter the compiler cannot see through). A predicate instead of the choice would be made into a branch (but see
+ * mbarrier_wait), and a sleep costs 65 cycles even if it is one of 0 ns. A try that succeeds at once takes some 25
+ * cycles.
  *
  * What the last try says does not count. A warp does not stop at a try: it stops where the outcome is needed, and
  * nothing else needs that of the last one. Reads that follow it would be under way before the tile has come, and the
@@ -110,21 +111,36 @@ DHP_PTX uint32_t mbarrier_nap_and_try(uint32_t barrier, uint32_t parity, uint32_
 }
 
 /*
- * One try, 4 us, for a wait that ends in a branch: there the warp stops until the outcome is known, and reads nothing
- * before. Whoever has waited in vain waits again, at length.
+ * For a wait that ends in a branch: there the warp stops until the outcome is known, and reads nothing before, so the
+ * last try counts. Whoever has waited in vain waits again, at length. That takes more instructions, whose number would
+ * then depend on how late a tile is; so it has to be rare.
+ *
+ * Whether the phase has come, at once; and tries of 4 us, each of which is made if the phase was not `there` before.
+ * One that is not made takes an issue slot and is an executed instruction as well, so both counts are the same. But a
+ * predicate stops the warp until what it comes from is known, some 70 cycles: other work belongs between the two.
+ * ptxas keeps the predicate, and makes no branch of it, if each try is a statement of its own.
  */
-DHP_PTX uint32_t mbarrier_wait_short(uint32_t barrier, uint32_t parity) {
-  uint32_t done;
-  asm volatile("{.reg .pred there; .reg .u32 now; mov.u32 now, %2;\n" TRY "selp.u32 %0, 1, 0, there;}"
-               : "=r"(done)
-               : "r"(barrier), "r"(parity)
-               : "memory");
-  return done;
+DHP_PTX uint32_t mbarrier_test(uint32_t barrier, uint32_t parity) {
+  uint32_t there;
+  asm volatile(
+      "{.reg .pred there; mbarrier.test_wait.parity.shared::cta.b64 there, [%1], %2; selp.u32 %0, 1, 0, there;}"
+      : "=r"(there)
+      : "r"(barrier), "r"(parity)
+      : "memory");
+  return there;
+}
+DHP_PTX uint32_t mbarrier_wait(uint32_t barrier, uint32_t parity, uint32_t there, int tries) {
+#pragma unroll
+  for (int i = 0; i < tries; i++)
+    asm volatile("{.reg .pred there; .reg .u32 now; mov.u32 now, %2; setp.ne.u32 there, %0, 0;\n@!there " TRY
+                 "selp.u32 %0, 1, 0, there;}"
+                 : "+r"(there)
+                 : "r"(barrier), "r"(parity)
+                 : "memory");
+  return there;
 }
 
-/* In the stream of tiles: 16 us. */
-#define FOUR_TRIES TRY TRY_AGAIN TRY_AGAIN TRY_AGAIN
-DEFINE_WAIT(mbarrier_wait, FOUR_TRIES)
+#define FOUR_TRIES TRY TRY_AGAIN TRY_AGAIN TRY_AGAIN /* 16 us */
 /* For a CTA's first tiles, when every CTA asks device memory at once, or the launch was preempted, and for what is
  * later than that: then a sleep of up to 1 ms, or of 0 if the phase has come, and one more try. In the forward whoever
  * has waited in vain waits once more, and two sleeps are 1 ms at least. More tries before the sleep would cost every

@@ -146,8 +146,13 @@ static void end_wait(int index, bool came, bool at_length) {
   if (layout.mbarriers_order) join(w.clock, mbarriers[(size_t)index].ended);
 }
 
+bool mbarrier_test(uint32_t address, uint32_t parity) {
+  give_way();
+  return phase_has_come(mbarrier_at(address), parity);
+}
+
 /* At length: at the start, or again where a wait was too short. */
-bool mbarrier_wait(uint32_t address, uint32_t parity, int sleeps) {
+bool mbarrier_wait(uint32_t address, uint32_t parity, int sleeps, bool came_before) {
   const int index = mbarrier_at(address);
   const bool at_length = sleeps > 0;
   Warp &w = self();
@@ -155,7 +160,9 @@ bool mbarrier_wait(uint32_t address, uint32_t parity, int sleeps) {
     w.phase_awaited = (int)w.wait_began[index].size();
   else if (!begin_wait(index, parity, at_length))
     return true;
-  const bool came = try_asleep(index, parity, phase_has_come(index, parity) ? 0 : sleeps, time_outs && one_in(50));
+  require(!came_before || phase_has_come(index, parity), "a test is of another phase");
+  const bool may_give_up = time_outs && !came_before && one_in(50);
+  const bool came = try_asleep(index, parity, phase_has_come(index, parity) ? 0 : sleeps, may_give_up);
   end_wait(index, came, at_length);
   return came;
 }

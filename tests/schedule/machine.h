@@ -17,7 +17,7 @@ namespace sim {
 
 enum {
   NAMED_BARRIERS = 16,
-  TRIES = 5 /* of a wait in the stream of tiles: so many as mbarrier_wait in ptx.cuh makes */
+  TRIES = 5 /* of a wait that is spread over a step (one_pass.cu) */
 };
 
 using Clock = std::array<int, MAX_WARPS>;

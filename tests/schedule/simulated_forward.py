@@ -77,7 +77,7 @@ MUTATIONS = (
     ),
     Mutation(
         "late_pairs_of_others_steps_not_awaited_again",
-        (("UNLESS(AWAIT_PAIR()); if (t >= LATE) AWAIT_LATE_PAIR();", "UNLESS(AWAIT_PAIR()); t &= LATE - 1;"),),
+        (("LOOK_FOR_PAIR())); if (t >= LATE) AWAIT_LATE_PAIR();", "LOOK_FOR_PAIR())); t &= LATE - 1;"),),
         time_outs=True,
     ),
     Mutation("q_of_the_first_warp", (("row = 16 * warp + lane % 16;", "row = 0 * warp + lane % 16;"),)),
@@ -87,9 +87,10 @@ MUTATIONS = (
             (
                 "stage_after(pair); LOOK_AHEAD(); if (BEGINS_WITH_HALF()) END_STEP_0(FIRST_HALF); else"
                 " END_STEP_0(WHOLE);",
-                "stage_after(pair); BEGIN_WAIT(); LOOK_AHEAD(); wgmma_wait(0); SOFTMAX(WHOLE, 1, LOAD_ANY);"
-                " CLEAR_BEYOND(); PACK(WHOLE);",
+                "stage_after(pair); uint32_t there = AWAIT_PAIR(0); LOOK_AHEAD(); wgmma_wait(0);"
+                " SOFTMAX(WHOLE, 1, LOAD_ANY); CLEAR_BEYOND(); PACK(WHOLE);",
             ),
+            ("AWAITS_AT == place)", "AWAITS_AT == place && t > 0)"),
         ),
     ),
     Mutation(
@@ -115,7 +116,7 @@ MUTATIONS = (
     ),
     Mutation(
         "a_late_pair_awaited_no_longer_than_q",
-        (("mbarrier_wait_longer(pairs_full", "mbarrier_wait_long(pairs_full"),),
+        (("mbarrier_wait_longer(PAIR", "mbarrier_wait_long(PAIR"),),
         time_outs=True,
     ),
     Mutation(

@@ -69,8 +69,10 @@ void await_launches_before();
 void mbarrier_init(uint32_t address, int arrivals);
 void mbarrier_arrive(uint32_t address, uint32_t bytes);
 enum { NAP = 1, LONG_NAP = 4, SLEEP = 4 }; /* how long these are, of which a wait may have several, in naps */
-bool mbarrier_wait(uint32_t address, uint32_t parity, int sleeps); /* before it gives up: then it is at length */
-bool mbarrier_wait_steady(uint32_t address, uint32_t parity);      /* with a sleep, and no other wait after it */
+bool mbarrier_test(uint32_t address, uint32_t parity); /* a look, which changes nothing */
+/* `sleeps` before it gives up: then it is at length. `came`: so a test has said. */
+bool mbarrier_wait(uint32_t address, uint32_t parity, int sleeps, bool came = false);
+bool mbarrier_wait_steady(uint32_t address, uint32_t parity); /* with a sleep, and no other wait after it */
 /* One try of a wait that is spread out, perhaps after a sleep. */
 bool mbarrier_try(uint32_t address, uint32_t parity, bool came_before, int sleeps);
 void named_barrier(int id, int threads, bool wait);

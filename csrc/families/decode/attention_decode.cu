@@ -29,8 +29,8 @@
  * CT: q, k and v only ever meet mma, fused multiply-adds, selects, max, ex2, rcp, lg2, conversions and quad shuffles
  * with constant lanes, and are stored to places in shared memory that tile, lane and CTA give. Every branch, address,
  * barrier and predicate is a function of the block index and the launch parameters, or of whether a tile has arrived. A
- * wait is two suspending tries, and after them, if they were in vain, a fixed sequence of more, and of sleeps; if a
- * warp has waited in vain, all rows of the cluster are NaN.
+ * wait is a look and up to four suspending tries, and after them, if they were in vain, a fixed sequence of others, and
+ * of sleeps; if a warp has waited in vain, all rows of the cluster are NaN.
  */
 #include <cuda.h>
 
@@ -41,15 +41,17 @@
 /* This uses the constants above. */
 #include "../../hopper/softmax.cuh"
 
+enum { TRIES = 4 }; /* of a wait: 16 us */
+
 /*
- * A wait for the only phase of an mbarrier ends in a branch: so two tries, 8 us, are enough where it comes in time, and
- * to wait at length otherwise costs no more than that branch. Who waits at length sleeps (mbarrier_wait_first).
+ * A wait for the only phase of an mbarrier ends in a branch: so to wait at length costs no more than that branch where
+ * the phase comes within 16 us. Who waits at length sleeps (mbarrier_wait_first).
  */
 static __device__ __forceinline__ uint32_t at_length(uint32_t came, uint32_t barrier, uint32_t zero) {
   return any_lane(!came) ? mbarrier_wait_first(barrier, 0, zero) : 1;
 }
 static __device__ __forceinline__ uint32_t await(uint32_t barrier, uint32_t zero) {
-  return at_length(mbarrier_try(barrier, 0, zero, mbarrier_wait_short(barrier, 0)), barrier, zero);
+  return at_length(mbarrier_wait(barrier, 0, mbarrier_test(barrier, 0), TRIES), barrier, zero);
 }
 
 extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(CTA_THREADS, CTAS_PER_SM)
@@ -136,16 +138,16 @@ dhp_attention_decode(const __grid_constant__ CUtensorMap k_map, const __grid_con
       uint32_t came = 0;
 #pragma unroll
       for (int i = 0; i < GROUP; i++) {
-        /* To await the next group, one try beside each of the last two tiles. */
+        /* The next group is looked for beside the last tile but one, and awaited beside the last one. */
         if (i == GROUP - 1) {
-          came = mbarrier_try(next, 0, p.zero, came);
+          came = mbarrier_wait(next, 0, came, TRIES);
           /* Nobody reads this group's strips any more. They meet the loader, and do not only arrive: a warp that has
            * waited in vain would come to the same barrier again before the others have met there once. */
           barrier_sync(first + STAGES * GROUP < u.tiles, FINISHED + (uint32_t)first / GROUP % STAGES, GROUP_THREADS);
           arrived &= at_length(came, next, p.zero);
         }
         fetch(&x[(i + 1) % 2], min(first + i + 1, TILES - 1), base, warp, lane);
-        if (i == GROUP - 2) came = mbarrier_wait_short(next, 0);
+        if (i == GROUP - 2) came = mbarrier_test(next, 0);
         multiply_values(o, &sum, &x[i % 2], first + i < u.tiles);
       }
     }

@@ -240,20 +240,16 @@ dhp_attention_fwd(const __grid_constant__ CUtensorMap q_map, const __grid_consta
  * that this tile's q has been taken out of. */
 #define ASKS_AHEAD (SEAMLESS || Q_PLACES > 1)
 
-/*
- * All of these waits end in a branch on t. So one try is enough: the other four of mbarrier_wait take a step some 100
- * cycles where the tile is there. Five are left in kernels without a list for rows of several segments, of a lone
- * warpgroup (not measured) and at head_dim 256 (no gain).
- */
-#define TRIES_ONCE (ONE_SEGMENT || LISTED || PLAIN_64 || PLAIN_LONG_128)
-#define WAIT(barrier, parity) \
-  (TRIES_ONCE ? mbarrier_wait_short(barrier, parity) : mbarrier_wait(barrier, parity, p.zero))
+/* Tries of a wait in the stream of tiles: 12, 16 or 24 us. One more is up to 1 % slower at 128; at 256 tiles were later
+ * than 12 us where the profiler's own code fills the memory. */
+#define TRIES (HEAD_DIM == 256 ? 6 : PLAIN_SHORT_128 ? 3 : 4)
+#define AWAIT(barrier, parity) mbarrier_wait(barrier, parity, mbarrier_test(barrier, parity), TRIES)
 
 /* q's next phase if it is asked for, else the one before, which has ended. */
 #define PARITY_OF_QUERIES(asked) (q_parity ^ !(asked))
-#define LATE_QUERIES(asked) LATE_UNLESS(WAIT(q_full, PARITY_OF_QUERIES(asked)))
+#define LATE_QUERIES(asked) LATE_UNLESS(AWAIT(q_full, PARITY_OF_QUERIES(asked)))
 #define AWAIT_LATE_QUERIES(asked) AWAIT_LATE(mbarrier_wait_long(q_full, PARITY_OF_QUERIES(asked), p.zero))
-#define AWAIT_LATE_PAIR() AWAIT_LATE(mbarrier_wait_longer(pairs_full + 8 * pair.index, pair.parity, p.zero))
+#define AWAIT_LATE_PAIR() AWAIT_LATE(mbarrier_wait_longer(PAIR_BARRIER, pair.parity, p.zero))
 
   float o[OUTPUTS], s[SCORES];
   uint32_t probabilities[SCORES / 2];
@@ -351,29 +347,47 @@ dhp_attention_fwd(const __grid_constant__ CUtensorMap q_map, const __grid_consta
 #endif
 #define ISSUE_OUTPUT() issue_registers<wgmma_output>(o, probabilities, V_DESCRIPTOR, TILE_K, t > 1, HIGH_OF_V)
 
-/*
- * The pair of the next step is awaited while S(t) is, at head_dim 64, where exponentials are what a step waits for. At
- * 128 and 256 the pair comes later than that in the first steps of a query tile, and is awaited at the end.
- */
-#define AWAITS_EARLY (HEAD_DIM == 64 && WARPGROUPS > 1)
-#define AWAIT_PAIR() WAIT(pairs_full + 8 * pair.index, pair.parity)
-#define BEGIN_WAIT() const uint32_t there = AWAITS_EARLY ? AWAIT_PAIR() : 0
-#define WAIT_AT_THE_END() t += LATE_UNLESS(AWAITS_EARLY ? there : AWAIT_PAIR())
+  /*
+   * The pair of the next step is looked for at one place of a step, and awaited at a later one, where what was seen is
+   * known; if it is late, the step ends in a branch. Measured, as the order is.
+   */
+  enum place { WITH_SCORES, BEFORE_MAXIMA, BEFORE_EXPONENTIALS, AT_THE_END };
+#define LOOKS_AT                                                                                       \
+  (PLAIN_64 || PLAIN_LONG_128 || (WINDOWED && WARPGROUPS > 1 && HEAD_DIM == 256) ? WITH_SCORES         \
+   : WINDOWED && WARPGROUPS > 1 && HEAD_DIM == 128                               ? BEFORE_EXPONENTIALS \
+                                                                                 : BEFORE_MAXIMA)
+#define AWAITS_AT (WINDOWED && WARPGROUPS > 1 && HEAD_DIM == 128 ? AT_THE_END : BEFORE_EXPONENTIALS)
+#define PAIR_BARRIER (pairs_full + 8 * pair.index)
+#define LOOK_FOR_PAIR() mbarrier_test(PAIR_BARRIER, pair.parity)
+#define AWAIT_PAIR(there) mbarrier_wait(PAIR_BARRIER, pair.parity, there, TRIES)
+#define PAIR_AT(place)                                 \
+  do {                                                 \
+    if (LOOKS_AT == place) there = LOOK_FOR_PAIR();    \
+    if (AWAITS_AT == place) there = AWAIT_PAIR(there); \
+  } while (0)
+#define BEGIN_WAIT()  \
+  uint32_t there = 0; \
+  PAIR_AT(WITH_SCORES)
 
 /* Measured. For bits two kernels with a list have no registers, and a softmax over half a tile no predicates. */
 #define MASKING(part) (WINDOWED && (part) == WHOLE ? BY_BITS : COMPARED)
 
 /* Measured (docs/kernel-measured.md); the fields are softmax_order's. */
-#define ORDER                                                           \
-  (WARPGROUPS == 1                      ? ANY_ORDER                     \
-   : HEAD_DIM == 64 && WINDOWED         ? (softmax_order){2, {8, 0}, 1} \
-   : PLAIN_64                           ? (softmax_order){2, {8, 8}, 0} \
-   : HEAD_DIM == 128 && LISTED && !FORM ? (softmax_order){2, {8, 8}, 0} \
-   : HEAD_DIM == 64 && LISTED && !FORM  ? (softmax_order){1, {3, 2}, 0} \
-   : PLAIN_LONG_128                     ? (softmax_order){1, {6, 4}, 0} \
-   : PLAIN_SHORT_128                    ? (softmax_order){1, {8, 0}, 1} \
-   : PLAIN_SHORT_256                    ? (softmax_order){1, {8, 6}, 0} \
-                                        : ANY_ORDER)
+#define ORDER                                                                                     \
+  (WARPGROUPS == 1 && HEAD_DIM == 256           ? (softmax_order){1, {8, 4}, 1}                   \
+   : ROWS == 32                                 ? (softmax_order){1, {6, 4}, 0}                   \
+   : WARPGROUPS == 1                            ? ANY_ORDER                                       \
+   : PLAIN_64 && ONE_SEGMENT                    ? (softmax_order){2, {2, 2}, 0}                   \
+   : PLAIN_64                                   ? (softmax_order){2, {4, 4}, 0}                   \
+   : PLAIN_SHORT_128                            ? (softmax_order){1, {6, 4}, 0}                   \
+   : PLAIN_LONG_128                             ? (softmax_order){1, {5, 5}, 0}                   \
+   : PLAIN                                      ? (softmax_order){2, {8, ONE_SEGMENT ? 8 : 7}, 0} \
+   : HEAD_DIM == 64 && WINDOWED                 ? (softmax_order){1, {6, 4}, 0}                   \
+   : HEAD_DIM == 64 && !FORM                    ? (softmax_order){1, {5, 3}, 0}                   \
+   : HEAD_DIM == 64 && FORM == DHP_FORM_SOFTCAP ? (softmax_order){1, {5, 5}, 0}                   \
+   : HEAD_DIM == 128 && LISTED && !FORM         ? (softmax_order){2, {5, 3}, 0}                   \
+   : HEAD_DIM == 128 && LISTED                  ? (softmax_order){1, {3, 2}, 0}                   \
+                                                : ANY_ORDER)
 
 /* Of a part of a key tile: its keys, how many lie before them, and what a thread holds of their scores. */
 #define KEYS_OF(part) ((part) == WHOLE ? TILE_K : TILE_K / 2)
@@ -389,15 +403,18 @@ dhp_attention_fwd(const __grid_constant__ CUtensorMap q_map, const __grid_consta
     for (int r = 0; r < THREAD_ROWS; r++)                                               \
       limit[r] = row[r].last_key - column;                                              \
     SET_FIRST_COLUMNS(column);                                                          \
+    PAIR_AT(BEFORE_MAXIMA);                                                             \
     CAP_SCORES();                                                                       \
     float scale[THREAD_ROWS];                                                           \
     softmax_shift<SCORES_OF(part)>(S_OF(part), &stats, scale, &p, limit, FIRST_COLUMNS, \
                                    masked ? MASKING(part) : UNMASKED, ORDER);           \
     if (masked) KEEP_HIDDEN(t);                                                         \
     ASK_EARLY(LOAD);                                                                    \
+    PAIR_AT(BEFORE_EXPONENTIALS);                                                       \
     softmax_exponentials<SCORES_OF(part)>(S_OF(part), &stats, scale, ORDER);            \
     t++;                                                                                \
-    WAIT_AT_THE_END();                                                                  \
+    PAIR_AT(AT_THE_END);                                                                \
+    t += LATE_UNLESS(there);                                                            \
   } while (0)
 
 /* P of a part of a key tile; that of the other half is 0. */
@@ -472,9 +489,10 @@ dhp_attention_fwd(const __grid_constant__ CUtensorMap q_map, const __grid_consta
 #define CLEAR_BEYOND()
 #endif
 
-/* Of a list with a zero that changes, or it would take a register ever after: they are scarce there. */
-#define FIRST_ROW_OF_THREAD \
-  (warp % WARPS_PER_GROUP * (ROWS / WARPS_PER_GROUP) + lane / 4 + (LISTED ? nth & (int)p.zero : 0))
+/* With a zero that changes, or it would take a register ever after, where they are scarce. */
+#define FIRST_ROW_OF_THREAD                                       \
+  (warp % WARPS_PER_GROUP * (ROWS / WARPS_PER_GROUP) + lane / 4 + \
+   (LISTED || (HEAD_DIM == 256 && !ONE_SEGMENT) ? nth & (int)p.zero : 0))
 
 /* A query tile begins. */
 #define BEGIN_ROWS()                                       \
@@ -521,10 +539,10 @@ dhp_attention_fwd(const __grid_constant__ CUtensorMap q_map, const __grid_consta
   } while (0)
 
 /* The next step's pair, however late it is. */
-#define AWAIT_PAIR_AT_LENGTH()        \
-  do {                                \
-    t += LATE_UNLESS(AWAIT_PAIR());   \
-    if (t >= LATE) AWAIT_LATE_PAIR(); \
+#define AWAIT_PAIR_AT_LENGTH()                     \
+  do {                                             \
+    t += LATE_UNLESS(AWAIT_PAIR(LOOK_FOR_PAIR())); \
+    if (t >= LATE) AWAIT_LATE_PAIR();              \
   } while (0)
 
 /* A step of others before this warpgroup's first one: it gives its turn on, and awaits the next step's pair. */
@@ -606,7 +624,7 @@ dhp_attention_fwd(const __grid_constant__ CUtensorMap q_map, const __grid_consta
 #define KEEPS_ROWS                                              \
   (HEAD_DIM == 64    ? WARPGROUPS == 1 || LISTED || ONE_SEGMENT \
    : HEAD_DIM == 128 ? WARPGROUPS > 1 && LISTED                 \
-                     : !FORM && !ONE_SEGMENT)
+                     : LISTED && !FORM)
 #define OUTPUT_FIRST (HEAD_DIM == 64 || (HEAD_DIM == 128 && !ONE_SEGMENT)) /* of a row, before its lse */
 #define SET_STORED(tile)                \
   query_row stored[THREAD_ROWS];        \

@@ -18,23 +18,23 @@ static inline void mbarrier_init_by(int go, uint32_t barrier, int arrivals) {
 static inline void mbarrier_arrive_expect_tx(int go, uint32_t barrier, uint32_t bytes) {
   if (emulated::elect() && go) emulated::mbarrier_arrive(barrier, bytes);
 }
-static inline uint32_t mbarrier_wait(uint32_t barrier, uint32_t parity, uint32_t) {
+static inline uint32_t mbarrier_test(uint32_t barrier, uint32_t parity) {
+  return emulated::mbarrier_test(barrier, parity);
+}
+static inline uint32_t mbarrier_wait(uint32_t barrier, uint32_t parity, uint32_t there, int) {
+  return there ? there : (uint32_t)emulated::mbarrier_await(barrier, parity);
+}
+static inline uint32_t mbarrier_wait_long(uint32_t barrier, uint32_t parity, uint32_t) {
   return emulated::mbarrier_await(barrier, parity);
 }
-static inline uint32_t mbarrier_wait_short(uint32_t barrier, uint32_t parity) {
+static inline uint32_t mbarrier_wait_longer(uint32_t barrier, uint32_t parity, uint32_t) {
   return emulated::mbarrier_await(barrier, parity);
 }
-static inline uint32_t mbarrier_wait_long(uint32_t barrier, uint32_t parity, uint32_t zero) {
-  return mbarrier_wait(barrier, parity, zero);
+static inline uint32_t mbarrier_wait_first(uint32_t barrier, uint32_t parity, uint32_t) {
+  return emulated::mbarrier_await(barrier, parity);
 }
-static inline uint32_t mbarrier_wait_longer(uint32_t barrier, uint32_t parity, uint32_t zero) {
-  return mbarrier_wait(barrier, parity, zero);
-}
-static inline uint32_t mbarrier_wait_first(uint32_t barrier, uint32_t parity, uint32_t zero) {
-  return mbarrier_wait(barrier, parity, zero);
-}
-static inline uint32_t mbarrier_wait_steady(uint32_t barrier, uint32_t parity, uint32_t zero) {
-  return mbarrier_wait(barrier, parity, zero);
+static inline uint32_t mbarrier_wait_steady(uint32_t barrier, uint32_t parity, uint32_t) {
+  return emulated::mbarrier_await(barrier, parity);
 }
 /* Once one has said that the phase has come, so do the others. */
 static inline uint32_t mbarrier_try(uint32_t barrier, uint32_t parity, uint32_t, uint32_t before) {

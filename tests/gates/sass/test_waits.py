@@ -1,7 +1,8 @@
 """A wait without a branch says at the end whether the tile came. A warp that reads the tile before it knows that has
 not waited, and what it says of the wait is no use: so in shipped machine code no read follows a try whose outcome is
-still open, and which counts. A sleep may end at once, and a second one right after it not: a wait that gives up after
-it naps has two."""
+still open, and which counts. A try that is made only if the one before was in vain stands under a predicate: with a
+branch the number of executed instructions would depend on when the tile comes. A sleep may end at once, and a second
+one right after it not: a wait that gives up after it naps has two."""
 
 from __future__ import annotations
 
@@ -16,6 +17,7 @@ from dhp_safe_fa.gates.sass.listing import Instruction, Program, parse_listing
 from dhp_safe_fa.gates.tools import NotRun
 
 READS = ("LDS", "LDSM", "HGMMA")  # of what TMA brings
+BRANCHES = ("BRA", "BRX", "BRXU", "EXIT")
 
 
 def is_try(instruction: Instruction) -> bool:
@@ -67,7 +69,28 @@ def lone_naps(code: Program) -> list[str]:
     return found
 
 
+def is_look(instruction: Instruction) -> bool:
+    return instruction.base == "SYNCS" and instruction.modifiers[:1] == ["PHASECHK"] and not is_try(instruction)
+
+
+def tries_behind_branches(code: Program) -> list[str]:
+    """Tries under a predicate that comes from no look or try before, or between which and the try before control may go
+    elsewhere. Between a look and the first try it may: not because of what the look said, which a try asks."""
+    found, follows_look, follows_try = [], False, False
+    for one in code.code:
+        if is_try(one):
+            found += [f"{one.address:#x} {one.text}"] if one.guard and not (follows_look or follows_try) else []
+            follows_look, follows_try = False, True
+        elif is_look(one):
+            follows_look = True
+        elif one.base in BRANCHES:
+            follows_try = False
+    return found
+
+
 TRY = "SYNCS.PHASECHK.TRANS64.TRYWAIT P0, [UR4], R3\n"
+FURTHER = "@!P0 " + TRY
+LOOK = TRY.replace(".TRYWAIT", "")
 KNOWN = "SEL R5, R5, R6, P0\n"
 READ = "LDS.64 R8, [R9]\n"
 
@@ -84,11 +107,30 @@ READ = "LDS.64 R8, [R9]\n"
         (TRY + READ + "ISETP.NE.AND P0, PT, R1, RZ, PT\n" + KNOWN, False),
         (TRY + "HGMMA.64x128x16.F32 R24, gdesc[UR8], R24\n" + "VOTEU.ANY UP0, P0\n", True),
         (TRY + "VOTEU.ANY UP0, P0\n" + READ + KNOWN, False),
+        (TRY + FURTHER + KNOWN + READ, False),
+        (TRY + FURTHER + READ + KNOWN, True),
+        (TRY + READ + FURTHER + KNOWN, True),
         (TRY + READ + "BRA `(.L_1)\nEXIT\n.L_1:\n" + KNOWN + "EXIT\n", True),
     ],
 )
 def test_an_early_read_is_found(code: str, is_early: bool) -> None:
     assert bool(early_reads(program(code), "snippet")) == is_early
+
+
+@pytest.mark.parametrize(
+    ("code", "behind"),
+    [
+        (TRY + FURTHER + FURTHER + KNOWN, 0),
+        (TRY + "BRA `(.L_1)\n.L_1:\n" + FURTHER + FURTHER + KNOWN, 1),
+        (TRY + FURTHER + "@P0 BRA `(.L_1)\n" + FURTHER + ".L_1:\n" + KNOWN, 1),
+        (FURTHER + KNOWN, 1),
+        (TRY + "BRA `(.L_1)\n.L_1:\n" + TRY + KNOWN, 0),
+        (LOOK + "BRA `(.L_1)\n.L_1:\n" + FURTHER + FURTHER + KNOWN, 0),
+        (LOOK + "BRA `(.L_1)\n.L_1:\n" + FURTHER + "BRA `(.L_2)\n.L_2:\n" + FURTHER + KNOWN, 1),
+    ],
+)
+def test_a_try_behind_a_branch_is_found(code: str, behind: int) -> None:
+    assert len(tries_behind_branches(program(code))) == behind
 
 
 NAP = "NANOSLEEP R7\n"
@@ -114,14 +156,16 @@ def test_shipped_kernels_wait(nvdisasm: None) -> None:
         cubins = targets.shipped()
     except NotRun as reason:
         pytest.skip(str(reason))
-    tries = naps = 0
+    tries = looks = naps = 0
     for cubin in cubins:
         code = parse_listing(tools.disassemble(cubin.data))
         (kernel,) = code.kernels
         tries += sum(map(is_try, code.code))
+        looks += sum(map(is_look, code.code))
         assert early_reads(code, kernel) == [], cubin.name
+        assert tries_behind_branches(code) == [], cubin.name
         if cubin.name.startswith(("bwd_", "dec_")):  # the forward waits again where it has slept in vain
             naps += sum(one.base == "NANOSLEEP" for one in code.code)
             assert lone_naps(code) == [], cubin.name
-    assert tries > 0
+    assert tries > looks > 0
     assert naps > 0

@@ -14,11 +14,9 @@ static inline void mbarrier_init(uint32_t barrier, int arrivals) { sim::mbarrier
 static inline void mbarrier_arrive_expect_tx(int go, uint32_t barrier, uint32_t bytes) {
   if (go) sim::mbarrier_arrive(barrier, bytes);
 }
-static inline uint32_t mbarrier_wait(uint32_t barrier, uint32_t parity, uint32_t) {
-  return sim::mbarrier_wait(barrier, parity, 0);
-}
-static inline uint32_t mbarrier_wait_short(uint32_t barrier, uint32_t parity) {
-  return sim::mbarrier_wait(barrier, parity, 0);
+static inline uint32_t mbarrier_test(uint32_t barrier, uint32_t parity) { return sim::mbarrier_test(barrier, parity); }
+static inline uint32_t mbarrier_wait(uint32_t barrier, uint32_t parity, uint32_t there, int) {
+  return sim::mbarrier_wait(barrier, parity, 0, there);
 }
 static inline uint32_t mbarrier_wait_long(uint32_t barrier, uint32_t parity, uint32_t) {
   return sim::mbarrier_wait(barrier, parity, sim::SLEEP);
