@@ -98,7 +98,8 @@ def _sides(window: tuple[int, int], operator: str = "attention") -> tuple[int, i
     try:
         left, right = window
         if all(isinstance(side, (int, torch.SymInt)) or hasattr(side, "__index__") for side in (left, right)):
-            refuse_tensors(operator, {}, {"window, left": left, "window, right": right})
+            if isinstance(left, Tensor) or isinstance(right, Tensor):
+                refuse_tensors(operator, {}, {"window, left": left, "window, right": right})
             return left, right
     except (TypeError, ValueError):
         pass
@@ -122,7 +123,8 @@ def _attend(
     if is_causal is None:  # which torch takes for False
         refuse("attention", "is_causal: None; supported: True or False")
     sides = _sides(window)
-    refuse_tensors("attention", {"scale": scale, "softcap": softcap}, {"causal_offset": causal_offset})
+    if isinstance(scale, Tensor) or isinstance(softcap, Tensor) or isinstance(causal_offset, Tensor):
+        refuse_tensors("attention", {"scale": scale, "softcap": softcap}, {"causal_offset": causal_offset})
     values = v
     if _asked(_widths.differ, q, k, v):
         q, k, v, scale = _widths.fill(q, k, v, scale)
@@ -330,10 +332,12 @@ def attention_varlen_lse(
     if is_causal is None:  # as in attention
         refuse(VARLEN, "is_causal: None; supported: True or False")
     if alignment not in ("bottom-right", "top-left"):
-        refuse(VARLEN, f"alignment: {alignment!r}; supported: 'bottom-right', 'top-left'")
+        refuse(VARLEN, f"alignment: {shown(alignment)}; supported: 'bottom-right', 'top-left'")
     sequences = cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k
     places = alignment == "bottom-right", *_sides(window, VARLEN)
-    refuse_tensors(VARLEN, {"scale": scale, "softcap": softcap}, {})
+    if any(isinstance(number, Tensor) for number in (scale, softcap, max_seqlen_q, max_seqlen_k)):
+        lengths = {"max_seqlen_q": max_seqlen_q, "max_seqlen_k": max_seqlen_k}
+        refuse_tensors(VARLEN, {"scale": scale, "softcap": softcap}, lengths)
     rest = softcap, seqused_k, page_table, leftpad_k, sinks
     values = v
     if page_table is None and _asked(_widths.differ, q, k, v):

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from dhp_safe_fa import _inspect
-from dhp_safe_fa._operator.numbers import in_words, loses_gradient, shown
+from dhp_safe_fa._operator.numbers import in_words, is_number, loses_gradient, shown
 from dhp_safe_fa._operator.schema import (
     AUTOCAST,
     CPU_MAX_HEAD_DIM,
@@ -99,12 +99,12 @@ def _wrong_type(
     if attn_mask is not None and not isinstance(attn_mask, Tensor):
         return f"attn_mask: {type(attn_mask).__name__}; supported: None"
     if not isinstance(dropout_p, NUMBERS):
-        return f"dropout_p: {dropout_p!r}; supported: 0"
+        return f"dropout_p: {shown(dropout_p)}; supported: 0"
     if not isinstance(is_causal, bool):
         return f"is_causal: {shown(is_causal)}; supported: True or False"
     if loses_gradient(scale):
         return "scale: a tensor that requires a gradient; supported: None, or a number, which has none"
-    if scale is not None and (not hasattr(scale, "__float__") or (isinstance(scale, Tensor) and scale.numel() != 1)):
+    if scale is not None and not is_number(scale):
         return f"scale: {shown(scale)}; supported: None, or a number"
     return None
 

@@ -110,16 +110,7 @@ DHP_PTX uint32_t mbarrier_nap_and_try(uint32_t barrier, uint32_t parity, uint32_
   return done;
 }
 
-/*
- * For a wait that ends in a branch: there the warp stops until the outcome is known, and reads nothing before, so the
- * last try counts. Whoever has waited in vain waits again, at length. That takes more instructions, whose number would
- * then depend on how late a tile is; so it has to be rare.
- *
- * Whether the phase has come, at once; and tries of 4 us, each of which is made if the phase was not `there` before.
- * One that is not made takes an issue slot and is an executed instruction as well, so both counts are the same. But a
- * predicate stops the warp until what it comes from is known, some 70 cycles: other work belongs between the two.
- * ptxas keeps the predicate, and makes no branch of it, if each try is a statement of its own.
- */
+/* Whether the phase has come, at once. */
 DHP_PTX uint32_t mbarrier_test(uint32_t barrier, uint32_t parity) {
   uint32_t there;
   asm volatile(
@@ -129,6 +120,17 @@ DHP_PTX uint32_t mbarrier_test(uint32_t barrier, uint32_t parity) {
       : "memory");
   return there;
 }
+
+/*
+ * For a wait that ends in a branch: there the warp stops until the outcome is known, and reads nothing before, so the
+ * last try counts. Whoever has waited in vain waits again, at length. That takes more instructions, whose number would
+ * then depend on how late a tile is; so it has to be rare.
+ *
+ * Tries of 4 us, each of which is made if the phase was not `there` before. One that is not made takes an issue slot,
+ * and is executed: there are as many executed instructions either way, with other threads under a predicate that is
+ * true. But a predicate stops the warp until what it comes from is known, of a look or a try some 70 cycles: other work
+ * belongs between the two. ptxas keeps the predicate, and makes no branch of it, if each try is a statement of its own.
+ */
 DHP_PTX uint32_t mbarrier_wait(uint32_t barrier, uint32_t parity, uint32_t there, int tries) {
 #pragma unroll
   for (int i = 0; i < tries; i++)

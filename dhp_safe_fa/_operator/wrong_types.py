@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from dhp_safe_fa._operator.numbers import in_words, shown
-from dhp_safe_fa._operator.schema import LARGEST, NUMBERS, VARLEN, refuse
+from dhp_safe_fa._operator.numbers import in_words, is_number, is_too_large, shown
+from dhp_safe_fa._operator.schema import VARLEN, refuse
 
 _END = 2**63  # of the integers that the schemas take
 _SHAPES = {
@@ -50,9 +50,9 @@ def _wrong(kind: str, value: object, shape: str) -> str:
     if "Tensor" in kind:
         return _wrong_tensor(value, shape, or_none)
     if "float" in kind:
-        if isinstance(value, int) and abs(value) > LARGEST:
-            return f"{in_words(value)}; expected a number{or_none}"
-        return "" if isinstance(value, NUMBERS) else f"{shown(value)}; expected a number{or_none}"
+        if is_too_large(value):
+            return f"{in_words(value)}; supported: 0 to 2^100"
+        return "" if is_number(value) else f"{shown(value)}; expected a number{or_none}"
     if kind == "bool":
         return "" if isinstance(value, (int, torch.SymBool)) else f"{shown(value)}; supported: True or False"
     numbers = value if isinstance(value, tuple) else (value,)

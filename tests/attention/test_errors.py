@@ -13,6 +13,7 @@ import pytest
 import torch
 from harness import CPU_MAX_HEAD_DIM, FUNCTIONS, HOPPER_MISSING, Target, max_head_dim, needs_hopper, qkv, refusal
 from torch import Tensor
+from torch.autograd import forward_ad
 
 import dhp_safe_fa
 
@@ -248,7 +249,7 @@ OTHER_TYPES: list[tuple[dict[str, Any], str]] = [
     ({"softcap": "x"}, "softcap: 'x'; expected a number, or None"),
     ({"sinks": [1.0, 2.0]}, "sinks: list; expected a tensor, or None"),
     ({"window": (2**70, 0)}, r"window: \(1180591620717411303424, 0\); supported: integers of 64 bits"),
-    ({"scale": 10**400}, "scale: a number of 1329 bits; expected a number, or None"),
+    ({"scale": 10**400}, "scale: a number of 1329 bits; supported: 0 to 2"),
     ({"scale": torch.zeros(4)}, r"scale: a tensor of shape \(4,\), torch.float32; expected a number"),
     ({"softcap": torch.ones(2)}, r"softcap: a tensor of shape \(2,\), torch.float32; expected a number"),
     ({"scale": torch.tensor(0.3, requires_grad=True)}, "scale: a tensor that requires a gradient; supported: a number"),
@@ -278,6 +279,29 @@ def test_numbers_in_tensors(device: str) -> None:
         scale = torch.tensor(0.5, requires_grad=True)
         places = {"causal_offset": torch.tensor(1), "window": (torch.tensor(2), torch.tensor(0))}
         assert torch.equal(dhp_safe_fa.attention(q, k, v, is_causal=True, scale=scale, **places), want)
+
+
+def test_a_tensor_as_number_is_not_blamed_for_others() -> None:
+    q, k, v = (torch.randn(1, 2, 5, 8) for _ in "qkv")
+    with pytest.raises(RuntimeError, match=r"\bk: "):
+        dhp_safe_fa.attention(q, torch.randn(1, 2, 5, 16), v, scale=torch.tensor(0.5))  # type: ignore[arg-type]
+    with pytest.raises(RuntimeError, match=r"scale: 2\.5353e\+30; supported: 0 to 2"):
+        dhp_safe_fa.attention(q, k, v, scale=2**101)
+
+
+def test_a_tangent_of_a_scale_is_not_lost() -> None:
+    q = torch.randn(1, 2, 5, 8)
+    with forward_ad.dual_level():
+        scale = forward_ad.make_dual(torch.tensor(0.5), torch.tensor(1.0))
+        with pytest.raises(RuntimeError, match="scale: a tensor that requires a gradient"):
+            dhp_safe_fa.attention(q, q, q, scale=scale)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("length", [torch.tensor(7.9), torch.tensor([7, 8])], ids=["fraction", "two"])
+def test_lengths_in_tensors(length: Any) -> None:
+    rows, cu = torch.randn(7, 2, 8), torch.tensor([0, 7], dtype=torch.int32)
+    with pytest.raises(RuntimeError, match=r"max_seqlen_q: a tensor of shape .*; expected a"):
+        dhp_safe_fa.attention_varlen(rows, rows, rows, cu, cu, length, 7)
 
 
 @pytest.mark.parametrize("offset", [None, 1.5, 2**80, torch.tensor(1.5)], ids=str)

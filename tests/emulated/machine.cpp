@@ -483,16 +483,14 @@ int64_t under_way(const Mbarrier &to) {
 /* Whether all that an mbarrier still lacks is under way. */
 bool is_on_its_way(const Mbarrier &barrier) { return barrier.pending == 0 && barrier.bytes == under_way(barrier); }
 
-static bool has_come(const Mbarrier &at, uint32_t parity) { return (uint32_t)(at.phase & 1) != parity; }
+bool has_come(uint32_t barrier, uint32_t parity) { return (uint32_t)(mbarrier_at(barrier).phase & 1) != parity; }
 
-bool mbarrier_test(uint32_t barrier, uint32_t parity) {
-  return exchange(has_come(mbarrier_at(barrier), parity))[0] != 0;
-}
+bool mbarrier_test(uint32_t barrier, uint32_t parity) { return exchange(has_come(barrier, parity))[0] != 0; }
 
 bool mbarrier_await(uint32_t barrier, uint32_t parity) {
   const Mbarrier &at = mbarrier_at(barrier);
   Thread &thread = self();
-  const auto has_come = [&] { return emulated::has_come(at, parity); };
+  const auto has_come = [&] { return emulated::has_come(barrier, parity); };
   /* A wait lasts as long as a load may take; who has not asked yet, or not told, may sleep for longer. Lane 0 is the
    * one that asks for its warp. */
   if (ctas.size() > 1 && lost < 0 && current % WARP == 0)

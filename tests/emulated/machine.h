@@ -65,6 +65,7 @@ const char *read_late(uint32_t address, int bytes);
 
 void mbarrier_init(uint32_t barrier, int arrivals);
 void mbarrier_arrive(uint32_t barrier, int64_t bytes);
+bool has_come(uint32_t barrier, uint32_t parity);
 bool mbarrier_test(uint32_t barrier, uint32_t parity);  /* by a warp, whose lanes are told alike */
 bool mbarrier_await(uint32_t barrier, uint32_t parity); /* by a warp; false: in vain */
 void named_barrier(int id, int threads, bool wait);

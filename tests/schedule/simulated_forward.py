@@ -80,6 +80,25 @@ MUTATIONS = (
         (("LOOK_FOR_PAIR())); if (t >= LATE) AWAIT_LATE_PAIR();", "LOOK_FOR_PAIR())); t &= LATE - 1;"),),
         time_outs=True,
     ),
+    Mutation(
+        "looked_for_the_pair_before",
+        (
+            (
+                "pair = stage_after(pair); BEGIN_WAIT(); wgmma_wait(1);",
+                "BEGIN_WAIT(); pair = stage_after(pair); wgmma_wait(1);",
+            ),
+        ),
+    ),
+    Mutation(
+        "looked_for_in_the_other_phase",
+        (("mbarrier_test(PAIR_BARRIER, pair.parity)", "mbarrier_test(PAIR_BARRIER, pair.parity ^ 1)"),),
+    ),
+    Mutation("no_tries", (("pair.parity, there, TRIES)", "pair.parity, there, 0)"),)),
+    Mutation(
+        "late_pairs_ignored",
+        (("t++; PAIR_AT(AT_THE_END); t += LATE_UNLESS(there);", "t++; PAIR_AT(AT_THE_END);"),),
+        time_outs=True,
+    ),
     Mutation("q_of_the_first_warp", (("row = 16 * warp + lane % 16;", "row = 0 * warp + lane % 16;"),)),
     Mutation(
         "awaited_before_it_is_asked_for",
@@ -90,7 +109,7 @@ MUTATIONS = (
                 "stage_after(pair); uint32_t there = AWAIT_PAIR(0); LOOK_AHEAD(); wgmma_wait(0);"
                 " SOFTMAX(WHOLE, 1, LOAD_ANY); CLEAR_BEYOND(); PACK(WHOLE);",
             ),
-            ("AWAITS_AT == place)", "AWAITS_AT == place && t > 0)"),
+            ("AWAITS_AT == here)", "AWAITS_AT == here && t > 0)"),
         ),
     ),
     Mutation(

@@ -7,6 +7,7 @@ import math
 import re
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -91,6 +92,17 @@ def test_compile_with_dynamic_shapes(device: str, rng: torch.Generator, rank: in
         assert same_bits(compiled(q, k, v, is_causal=True), dhp_safe_fa.sdpa(q, k, v, is_causal=True))
 
 
+def test_compile_with_a_scale_of_the_shape() -> None:
+    def call(q: Tensor, scale: float | None = None) -> Tensor:
+        return dhp_safe_fa.sdpa(q, q, q, scale=q.shape[-1] ** -0.25 if scale is None else scale)
+
+    torch.compiler.reset()
+    compiled = torch.compile(call, fullgraph=True, dynamic=True, backend="aot_eager")
+    for q in (torch.randn(1, 2, 5, 8), torch.randn(1, 2, 7, 16)):
+        for scale in (None, 0.5, 0.25):
+            assert torch.equal(compiled(q, scale), call(q, scale))
+
+
 def test_largest_scale(target: Target, rng: torch.Generator) -> None:
     """Of the one key that it leaves a row sees the value: no softmax is NaN."""
     q, k, v = qkv(rng, target, 1, 2, 2, 5, 9, 64)
@@ -108,6 +120,8 @@ REFUSED: dict[str, tuple[Any, Any, dict[str, Any], str]] = {
     "large_scale": (Q, Q, {"scale": math.nextafter(2.0**100, math.inf)}, r"scale: 1\.26765e\+30; supported: 0 to 2"),
     "huge_scale": (Q, Q, {"scale": 10**400}, "scale: a number of 1329 bits; supported: 0 to"),
     "trained_scale": (Q, Q, {"scale": torch.zeros((), requires_grad=True)}, "scale: a tensor that requires a gradient"),
+    "complex_scale": (Q, Q, {"scale": np.complex64(1j)}, "scale: .*; supported: None, or a number"),
+    "array_scale": (Q, Q, {"scale": np.ones(4)}, "scale: .*; supported: None, or a number"),
     "scales": (Q, Q, {"scale": torch.ones(4)}, r"scale: a tensor of shape \(4,\), torch.float32; supported: None, or"),
     "no_heads": ((2, 0, 5, 64), (2, 0, 5, 64), {}, "key: 0 heads for 0 query heads"),
     "negative_scale": (Q, Q, {"scale": -1.0}, r"scale: -1; supported: 0 to 2\^100"),

@@ -34,7 +34,7 @@ typedef struct dhp_bwd_params {
   int32_t head_dim;
   int32_t is_causal, causal_offset; /* offset clamped to [-seqlen_q, seqlen_k] */
   float scale, scale_log2;          /* scale_log2: times log2(e) */
-  uint32_t zero;                    /* 0, which the compiler must not know: see mbarrier_wait in ptx.cuh */
+  uint32_t zero;                    /* 0, which the compiler must not know: see DEFINE_WAIT in ptx.cuh */
 } dhp_bwd_params;
 
 /*

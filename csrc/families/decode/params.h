@@ -36,7 +36,7 @@ typedef struct dhp_decode_params {
   int32_t q_tiles;                /* of one head group */
   dhp_divisor by_q_tiles, by_head_groups, by_splits, by_heads_per_key_head;
   DHP_SOFTMAX_PARAMS
-  uint32_t zero; /* 0, which the compiler must not know: see mbarrier_wait in ptx.cuh */
+  uint32_t zero; /* 0, which the compiler must not know: see DEFINE_WAIT in ptx.cuh */
 } dhp_decode_params;
 
 /* Columns of a box of k: of each warp one, whose places all together hold four strips of v a stage. */

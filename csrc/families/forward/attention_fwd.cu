@@ -152,6 +152,8 @@
 #define PLAIN_SHORT_128 (PLAIN && HEAD_DIM == 128 && ONE_SEGMENT)
 #define PLAIN_LONG_128 (PLAIN && HEAD_DIM == 128 && !ONE_SEGMENT)
 #define PLAIN_SHORT_256 (PLAIN && HEAD_DIM == 256 && ONE_SEGMENT)
+#define WINDOW_128 (WARPGROUPS > 1 && WINDOWED && HEAD_DIM == 128)
+#define WINDOW_256 (WARPGROUPS > 1 && WINDOWED && HEAD_DIM == 256)
 
 /* Fewer instructions for descriptors, and fewer registers: none is masked but q's at head_dim 256, which is computed
  * again in each step, and v's is k's and a constant. Where it was measured to gain. */
@@ -240,8 +242,8 @@ dhp_attention_fwd(const __grid_constant__ CUtensorMap q_map, const __grid_consta
  * that this tile's q has been taken out of. */
 #define ASKS_AHEAD (SEAMLESS || Q_PLACES > 1)
 
-/* Tries of a wait in the stream of tiles: 12, 16 or 24 us. One more is up to 1 % slower at 128; at 256 tiles were later
- * than 12 us where the profiler's own code fills the memory. */
+/* Tries of a wait in the stream of tiles: 12, 16 or 24 us. At 128 with one segment a fourth costs 1 %; at 256 tiles
+ * were later than 12 us where the profiler's own code fills the memory. */
 #define TRIES (HEAD_DIM == 256 ? 6 : PLAIN_SHORT_128 ? 3 : 4)
 #define AWAIT(barrier, parity) mbarrier_wait(barrier, parity, mbarrier_test(barrier, parity), TRIES)
 
@@ -352,18 +354,16 @@ dhp_attention_fwd(const __grid_constant__ CUtensorMap q_map, const __grid_consta
    * known; if it is late, the step ends in a branch. Measured, as the order is.
    */
   enum place { WITH_SCORES, BEFORE_MAXIMA, BEFORE_EXPONENTIALS, AT_THE_END };
-#define LOOKS_AT                                                                                       \
-  (PLAIN_64 || PLAIN_LONG_128 || (WINDOWED && WARPGROUPS > 1 && HEAD_DIM == 256) ? WITH_SCORES         \
-   : WINDOWED && WARPGROUPS > 1 && HEAD_DIM == 128                               ? BEFORE_EXPONENTIALS \
-                                                                                 : BEFORE_MAXIMA)
-#define AWAITS_AT (WINDOWED && WARPGROUPS > 1 && HEAD_DIM == 128 ? AT_THE_END : BEFORE_EXPONENTIALS)
+#define LOOKS_AT \
+  (PLAIN_64 || PLAIN_LONG_128 || WINDOW_256 ? WITH_SCORES : WINDOW_128 ? BEFORE_EXPONENTIALS : BEFORE_MAXIMA)
+#define AWAITS_AT (WINDOW_128 ? AT_THE_END : BEFORE_EXPONENTIALS)
 #define PAIR_BARRIER (pairs_full + 8 * pair.index)
 #define LOOK_FOR_PAIR() mbarrier_test(PAIR_BARRIER, pair.parity)
 #define AWAIT_PAIR(there) mbarrier_wait(PAIR_BARRIER, pair.parity, there, TRIES)
-#define PAIR_AT(place)                                 \
-  do {                                                 \
-    if (LOOKS_AT == place) there = LOOK_FOR_PAIR();    \
-    if (AWAITS_AT == place) there = AWAIT_PAIR(there); \
+#define PAIR_AT(here)                                 \
+  do {                                                \
+    if (LOOKS_AT == here) there = LOOK_FOR_PAIR();    \
+    if (AWAITS_AT == here) there = AWAIT_PAIR(there); \
   } while (0)
 #define BEGIN_WAIT()  \
   uint32_t there = 0; \

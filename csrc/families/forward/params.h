@@ -45,7 +45,7 @@ typedef struct dhp_fwd_params {
   int32_t mirrored, listed_groups;      /* mirrored: 1 if an item in order is two tiles */
   dhp_divisor by_q_tiles, by_listed_groups, by_head_groups, by_heads_per_key_head;
   DHP_SOFTMAX_PARAMS
-  uint32_t zero;  /* 0, which the compiler must not know: see mbarrier_wait in ptx.cuh */
+  uint32_t zero;  /* 0, which the compiler must not know: see DEFINE_WAIT in ptx.cuh */
   int32_t splits; /* key segments that are items of their own; 1: none */
   dhp_divisor by_splits;
 } dhp_fwd_params;

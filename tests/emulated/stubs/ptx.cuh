@@ -21,7 +21,9 @@ static inline void mbarrier_arrive_expect_tx(int go, uint32_t barrier, uint32_t 
 static inline uint32_t mbarrier_test(uint32_t barrier, uint32_t parity) {
   return emulated::mbarrier_test(barrier, parity);
 }
-static inline uint32_t mbarrier_wait(uint32_t barrier, uint32_t parity, uint32_t there, int) {
+static inline uint32_t mbarrier_wait(uint32_t barrier, uint32_t parity, uint32_t there, int tries) {
+  emulated::require(tries > 0, "a wait without a try");
+  emulated::require(!there || emulated::has_come(barrier, parity), "a look was at another phase");
   return there ? there : (uint32_t)emulated::mbarrier_await(barrier, parity);
 }
 static inline uint32_t mbarrier_wait_long(uint32_t barrier, uint32_t parity, uint32_t) {

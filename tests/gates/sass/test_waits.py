@@ -74,17 +74,19 @@ def is_look(instruction: Instruction) -> bool:
 
 
 def tries_behind_branches(code: Program) -> list[str]:
-    """Tries under a predicate that comes from no look or try before, or between which and the try before control may go
-    elsewhere. Between a look and the first try it may: not because of what the look said, which a try asks."""
-    found, follows_look, follows_try = [], False, False
+    """Tries under a predicate that no look or try before made, or between which and the try before control may go
+    elsewhere. Between a look and the first try it may, and there the predicate may move: what the look said is asked by
+    the try."""
+    found, follows_look, asked = [], False, ""
     for one in code.code:
         if is_try(one):
-            found += [f"{one.address:#x} {one.text}"] if one.guard and not (follows_look or follows_try) else []
-            follows_look, follows_try = False, True
+            is_known = follows_look or one.guard == f"!{asked}"
+            found += [f"{one.address:#x} {one.text}"] if one.guard and not is_known else []
+            follows_look, asked = False, one.operands.split(",")[0]
         elif is_look(one):
             follows_look = True
         elif one.base in BRANCHES:
-            follows_try = False
+            asked = ""
     return found
 
 
@@ -124,6 +126,8 @@ def test_an_early_read_is_found(code: str, is_early: bool) -> None:
         (TRY + "BRA `(.L_1)\n.L_1:\n" + FURTHER + FURTHER + KNOWN, 1),
         (TRY + FURTHER + "@P0 BRA `(.L_1)\n" + FURTHER + ".L_1:\n" + KNOWN, 1),
         (FURTHER + KNOWN, 1),
+        (TRY + FURTHER.replace("@!P0", "@!P1") + KNOWN, 1),
+        (TRY + FURTHER.replace("@!P0", "@P0") + KNOWN, 1),
         (TRY + "BRA `(.L_1)\n.L_1:\n" + TRY + KNOWN, 0),
         (LOOK + "BRA `(.L_1)\n.L_1:\n" + FURTHER + FURTHER + KNOWN, 0),
         (LOOK + "BRA `(.L_1)\n.L_1:\n" + FURTHER + "BRA `(.L_2)\n.L_2:\n" + FURTHER + KNOWN, 1),

@@ -15,7 +15,8 @@ static inline void mbarrier_arrive_expect_tx(int go, uint32_t barrier, uint32_t 
   if (go) sim::mbarrier_arrive(barrier, bytes);
 }
 static inline uint32_t mbarrier_test(uint32_t barrier, uint32_t parity) { return sim::mbarrier_test(barrier, parity); }
-static inline uint32_t mbarrier_wait(uint32_t barrier, uint32_t parity, uint32_t there, int) {
+static inline uint32_t mbarrier_wait(uint32_t barrier, uint32_t parity, uint32_t there, int tries) {
+  sim::require(tries > 0, "a wait without a try");
   return sim::mbarrier_wait(barrier, parity, 0, there);
 }
 static inline uint32_t mbarrier_wait_long(uint32_t barrier, uint32_t parity, uint32_t) {
