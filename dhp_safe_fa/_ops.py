@@ -15,7 +15,7 @@ from torch.autograd import forward_ad
 
 from dhp_safe_fa import _widths, _windows
 from dhp_safe_fa._operator import autocast, fake, gradients, transforms  # noqa: F401  (importing registers them)
-from dhp_safe_fa._operator.numbers import refuse_tensors, shown
+from dhp_safe_fa._operator.scalars import refuse_tensors, shown
 from dhp_safe_fa._operator.schema import DEFAULTS, VARLEN, refuse
 from dhp_safe_fa._operator.wrong_types import refuse_wrong_types
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from dhp_safe_fa import _inspect
-from dhp_safe_fa._operator.numbers import in_words, is_number, loses_gradient, shown
+from dhp_safe_fa._operator.scalars import in_words, is_number, loses_gradient, shown
 from dhp_safe_fa._operator.schema import (
     AUTOCAST,
     CPU_MAX_HEAD_DIM,

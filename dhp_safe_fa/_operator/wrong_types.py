@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from dhp_safe_fa._operator.numbers import in_words, is_number, is_too_large, shown
+from dhp_safe_fa._operator.scalars import in_words, is_number, is_too_large, shown
 from dhp_safe_fa._operator.schema import VARLEN, refuse
 
 _END = 2**63  # of the integers that the schemas take

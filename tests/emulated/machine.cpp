@@ -490,20 +490,19 @@ bool mbarrier_test(uint32_t barrier, uint32_t parity) { return exchange(has_come
 bool mbarrier_await(uint32_t barrier, uint32_t parity) {
   const Mbarrier &at = mbarrier_at(barrier);
   Thread &thread = self();
-  const auto has_come = [&] { return emulated::has_come(barrier, parity); };
   /* A wait lasts as long as a load may take; who has not asked yet, or not told, may sleep for longer. Lane 0 is the
    * one that asks for its warp. */
   if (ctas.size() > 1 && lost < 0 && current % WARP == 0)
-    require(has_come() || is_on_its_way(at), "a wait for what is not under way yet");
+    require(has_come(barrier, parity) || is_on_its_way(at), "a wait for what is not under way yet");
   if (lost < 0) {
-    while (!has_come())
+    while (!has_come(barrier, parity))
       await_change(&at.phase);
     return true;
   }
   bool came = false;
   if (current % WARP == 0) { /* a warp's wait ends for all its lanes alike */
     thread.may_give_up = true;
-    while (!(came = has_come()) && !thread.gives_up)
+    while (!(came = has_come(barrier, parity)) && !thread.gives_up)
       await_change(&at.phase);
     thread.may_give_up = thread.gives_up = false;
   }

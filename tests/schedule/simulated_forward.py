@@ -77,7 +77,7 @@ MUTATIONS = (
     ),
     Mutation(
         "late_pairs_of_others_steps_not_awaited_again",
-        (("LOOK_FOR_PAIR())); if (t >= LATE) AWAIT_LATE_PAIR();", "LOOK_FOR_PAIR())); t &= LATE - 1;"),),
+        (("pair.parity)); if (t >= LATE) AWAIT_LATE_PAIR();", "pair.parity)); t &= LATE - 1;"),),
         time_outs=True,
     ),
     Mutation(
@@ -106,7 +106,7 @@ MUTATIONS = (
             (
                 "stage_after(pair); LOOK_AHEAD(); if (BEGINS_WITH_HALF()) END_STEP_0(FIRST_HALF); else"
                 " END_STEP_0(WHOLE);",
-                "stage_after(pair); uint32_t there = AWAIT_PAIR(0); LOOK_AHEAD(); wgmma_wait(0);"
+                "stage_after(pair); uint32_t there = AWAIT(PAIR_BARRIER, pair.parity); LOOK_AHEAD(); wgmma_wait(0);"
                 " SOFTMAX(WHOLE, 1, LOAD_ANY); CLEAR_BEYOND(); PACK(WHOLE);",
             ),
             ("AWAITS_AT == here)", "AWAITS_AT == here && t > 0)"),

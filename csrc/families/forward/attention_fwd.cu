@@ -251,6 +251,7 @@ dhp_attention_fwd(const __grid_constant__ CUtensorMap q_map, const __grid_consta
 #define PARITY_OF_QUERIES(asked) (q_parity ^ !(asked))
 #define LATE_QUERIES(asked) LATE_UNLESS(AWAIT(q_full, PARITY_OF_QUERIES(asked)))
 #define AWAIT_LATE_QUERIES(asked) AWAIT_LATE(mbarrier_wait_long(q_full, PARITY_OF_QUERIES(asked), p.zero))
+#define PAIR_BARRIER (pairs_full + 8 * pair.index) /* of the pair of the next step */
 #define AWAIT_LATE_PAIR() AWAIT_LATE(mbarrier_wait_longer(PAIR_BARRIER, pair.parity, p.zero))
 
   float o[OUTPUTS], s[SCORES];
@@ -357,13 +358,10 @@ dhp_attention_fwd(const __grid_constant__ CUtensorMap q_map, const __grid_consta
 #define LOOKS_AT \
   (PLAIN_64 || PLAIN_LONG_128 || WINDOW_256 ? WITH_SCORES : WINDOW_128 ? BEFORE_EXPONENTIALS : BEFORE_MAXIMA)
 #define AWAITS_AT (WINDOW_128 ? AT_THE_END : BEFORE_EXPONENTIALS)
-#define PAIR_BARRIER (pairs_full + 8 * pair.index)
-#define LOOK_FOR_PAIR() mbarrier_test(PAIR_BARRIER, pair.parity)
-#define AWAIT_PAIR(there) mbarrier_wait(PAIR_BARRIER, pair.parity, there, TRIES)
-#define PAIR_AT(here)                                 \
-  do {                                                \
-    if (LOOKS_AT == here) there = LOOK_FOR_PAIR();    \
-    if (AWAITS_AT == here) there = AWAIT_PAIR(there); \
+#define PAIR_AT(here)                                                                      \
+  do {                                                                                     \
+    if (LOOKS_AT == here) there = mbarrier_test(PAIR_BARRIER, pair.parity);                \
+    if (AWAITS_AT == here) there = mbarrier_wait(PAIR_BARRIER, pair.parity, there, TRIES); \
   } while (0)
 #define BEGIN_WAIT()  \
   uint32_t there = 0; \
@@ -539,10 +537,10 @@ dhp_attention_fwd(const __grid_constant__ CUtensorMap q_map, const __grid_consta
   } while (0)
 
 /* The next step's pair, however late it is. */
-#define AWAIT_PAIR_AT_LENGTH()                     \
-  do {                                             \
-    t += LATE_UNLESS(AWAIT_PAIR(LOOK_FOR_PAIR())); \
-    if (t >= LATE) AWAIT_LATE_PAIR();              \
+#define AWAIT_PAIR_AT_LENGTH()                          \
+  do {                                                  \
+    t += LATE_UNLESS(AWAIT(PAIR_BARRIER, pair.parity)); \
+    if (t >= LATE) AWAIT_LATE_PAIR();                   \
   } while (0)
 
 /* A step of others before this warpgroup's first one: it gives its turn on, and awaits the next step's pair. */
