@@ -109,14 +109,17 @@ class Evidence:
         used = {entry["gates"][gate]["run"] for entry in said}
         return [self.runs[index] for index in sorted(used)]
 
-    def where(self) -> str:
-        """For each gate GPU, driver, day and commit of its runs in a few words, and if it was quick."""
+    def places(self) -> list[str]:
+        """Of the runs GPU, driver, day and commit in a few words, each with the gates that ran there, and if quick."""
         gates_at: dict[str, list[str]] = {}
         for gate in GATES:
-            places = dict.fromkeys(_place(run, gate) for run in self.runs_of(gate))
-            if places:
-                gates_at.setdefault(" and ".join(places), []).append(gate)
-        return "; ".join(f"{', '.join(gates)} on {place}" for place, gates in gates_at.items())
+            for place in dict.fromkeys(_place(run, gate) for run in self.runs_of(gate)):
+                gates_at.setdefault(place, []).append(gate)
+        return [f"{', '.join(gates)} on {place}" for place, gates in gates_at.items()]
+
+    def where(self) -> str:
+        """The places in one sentence."""
+        return "; ".join(self.places())
 
 
 def _place(run: Mapping[str, Any], gate: str) -> str:

@@ -53,13 +53,34 @@ DHP_PTX void mbarrier_arrive_expect_tx(int go, uint32_t barrier, uint32_t bytes)
 }
 
 /*
- * Waits until a barrier has completed the phase of this parity, without a loop and without a branch. Returns 1, or 0 if
- * the phase never came; the caller folds that into its output as NaN (fail closed).
+ * How a phase is named. A barrier knows it by a state of 64 bits, whose high word has the parity of the phase's number
+ * in bit 31, and whose low word is not looked at. Given a parity, ptxas shifts it there, where registers are scarce
+ * anew for every try; given a state it need not. But a shift that waits for a register also delays the tries, and what
+ * stands behind them. So a kernel chooses (WAITS_BY_STATE, before this header), as it was measured.
+ */
+#ifndef WAITS_BY_STATE
+#define WAITS_BY_STATE 0
+#endif
+#if WAITS_BY_STATE
+#define PHASE(parity) ((uint32_t)(parity) << 31)
+#define MAKE_STATE(phase) ".reg .u32 low; .reg .b64 state; mov.b64 state, {low, " phase "};\n"
+#define TRY_OF(phase) "{" MAKE_STATE(phase) "mbarrier.try_wait.shared::cta.b64 there, [%1], state;}\n"
+#define FIRST_TRY TRY_OF("%2")
+#define TRY TRY_OF("now")
+#else
+#define PHASE(parity) ((uint32_t)(parity))
+#define TRY "mbarrier.try_wait.parity.shared::cta.b64 there, [%1], now;\n"
+#define FIRST_TRY "mov.u32 now, %2;\n" TRY
+#endif
+
+/*
+ * Waits until a barrier has completed a phase, without a loop and without a branch. Returns 1, or 0 if the phase never
+ * came; the caller folds that into its output as NaN (fail closed).
  *
  * One try_wait suspends a warp for at most 7,770 cycles on an H100, some 4 us, whatever its time hint says, and tries
  * that do not depend on each other time out together. So each further try must wait for the outcome of the one before:
- * its parity is chosen by it, from two values that are equal (parity and parity ^ zero, where zero is a launch
- * parameter the compiler cannot see through). A predicate instead of the choice would be made into a branch (but see
+ * its phase is chosen by it, from two values that are equal (phase and phase ^ zero, where zero is a launch parameter
+ * the compiler cannot see through). A predicate instead of the choice would be made into a branch (but see
  * mbarrier_wait), and a sleep costs 65 cycles even if it is one of 0 ns. A try that succeeds at once takes some 25
  * cycles.
  *
@@ -67,17 +88,16 @@ DHP_PTX void mbarrier_arrive_expect_tx(int go, uint32_t barrier, uint32_t bytes)
  * nothing else needs that of the last one. Reads that follow it would be under way before the tile has come, and the
  * wait would still say that it has. The last one stands there because it needs the outcome of the one before.
  */
-#define TRY "mbarrier.try_wait.parity.shared::cta.b64 there, [%1], now;\n"
 #define TRY_AGAIN "selp.u32 now, %2, same, there;\n" TRY
-#define DEFINE_WAIT(name, tries)                                                                          \
-  DHP_PTX uint32_t name(uint32_t barrier, uint32_t parity, uint32_t zero) {                               \
-    uint32_t done;                                                                                        \
-    asm volatile("{.reg .pred there; .reg .u32 now, same; mov.u32 now, %2; xor.b32 same, %2, %3;\n" tries \
-                 "selp.u32 %0, 1, 0, there;\n" TRY_AGAIN "}"                                              \
-                 : "=&r"(done)                                                                            \
-                 : "r"(barrier), "r"(parity), "r"(zero)                                                   \
-                 : "memory");                                                                             \
-    return done;                                                                                          \
+#define DEFINE_WAIT(name, tries)                                                         \
+  DHP_PTX uint32_t name(uint32_t barrier, uint32_t phase, uint32_t zero) {               \
+    uint32_t done;                                                                       \
+    asm volatile("{.reg .pred there; .reg .u32 now, same; xor.b32 same, %2, %3;\n" tries \
+                 "selp.u32 %0, 1, 0, there;\n" TRY_AGAIN "}"                             \
+                 : "=&r"(done)                                                           \
+                 : "r"(barrier), "r"(phase), "r"(zero)                                   \
+                 : "memory");                                                            \
+    return done;                                                                         \
   }
 
 /*
@@ -87,9 +107,9 @@ DHP_PTX void mbarrier_arrive_expect_tx(int go, uint32_t barrier, uint32_t bytes)
 #define ONE_TRY(first)                                                                              \
   "{.reg .pred there; .reg .u32 now, same; setp.ne.u32 there, %4, 0; xor.b32 same, %2, %3;\n" first \
   "selp.u32 now, same, %2, there;\n" TRY "selp.u32 %0, 1, 0, there;}"
-DHP_PTX uint32_t mbarrier_try(uint32_t barrier, uint32_t parity, uint32_t zero, uint32_t before) {
+DHP_PTX uint32_t mbarrier_try(uint32_t barrier, uint32_t phase, uint32_t zero, uint32_t before) {
   uint32_t done;
-  asm volatile(ONE_TRY("") : "=r"(done) : "r"(barrier), "r"(parity), "r"(zero), "r"(before) : "memory");
+  asm volatile(ONE_TRY("") : "=r"(done) : "r"(barrier), "r"(phase), "r"(zero), "r"(before) : "memory");
   return done;
 }
 
@@ -101,23 +121,43 @@ DHP_PTX uint32_t mbarrier_try(uint32_t barrier, uint32_t parity, uint32_t zero, 
 #define SLEEP_IF_NOT(ns) "{.reg .u32 t; selp.u32 t, 0, " ns ", there; nanosleep.u32 t; nanosleep.u32 t;}\n"
 #define NAP_NS 250000
 enum { NAP = NAP_NS, LONG_NAP = 4 * NAP /* of who may wait for somebody that naps; the longest that there is */ };
-DHP_PTX uint32_t mbarrier_nap_and_try(uint32_t barrier, uint32_t parity, uint32_t zero, uint32_t before, uint32_t nap) {
+DHP_PTX uint32_t mbarrier_nap_and_try(uint32_t barrier, uint32_t phase, uint32_t zero, uint32_t before, uint32_t nap) {
   uint32_t done;
   asm volatile(ONE_TRY(SLEEP_IF_NOT("%5"))
                : "=r"(done)
-               : "r"(barrier), "r"(parity), "r"(zero), "r"(before), "r"(nap)
+               : "r"(barrier), "r"(phase), "r"(zero), "r"(before), "r"(nap)
                : "memory");
   return done;
 }
 
+/* A phase as a look and the tries behind it take it: made once for all of them. */
+#if WAITS_BY_STATE
+typedef uint64_t phase_state;
+#define STATE_OPERAND "l"
+#define LOOK_AT_STATE "mbarrier.test_wait.shared::cta.b64 there, [%1], %2;"
+#define TAKE_STATE ""
+#define TRY_STATE "mbarrier.try_wait.shared::cta.b64 there, [%1], %2;\n"
+DHP_PTX phase_state state_of(uint32_t phase) {
+  phase_state state;
+  asm volatile("{" MAKE_STATE("%1") "mov.b64 %0, state;}" : "=l"(state) : "r"(phase));
+  return state;
+}
+#else
+typedef uint32_t phase_state;
+#define STATE_OPERAND "r"
+#define LOOK_AT_STATE "mbarrier.test_wait.parity.shared::cta.b64 there, [%1], %2;"
+#define TAKE_STATE ".reg .u32 now; mov.u32 now, %2; "
+#define TRY_STATE TRY
+DHP_PTX phase_state state_of(uint32_t phase) { return phase; }
+#endif
+
 /* Whether the phase has come, at once. */
-DHP_PTX uint32_t mbarrier_test(uint32_t barrier, uint32_t parity) {
+DHP_PTX uint32_t mbarrier_test(uint32_t barrier, phase_state state) {
   uint32_t there;
-  asm volatile(
-      "{.reg .pred there; mbarrier.test_wait.parity.shared::cta.b64 there, [%1], %2; selp.u32 %0, 1, 0, there;}"
-      : "=r"(there)
-      : "r"(barrier), "r"(parity)
-      : "memory");
+  asm volatile("{.reg .pred there; " LOOK_AT_STATE " selp.u32 %0, 1, 0, there;}"
+               : "=r"(there)
+               : "r"(barrier), STATE_OPERAND(state)
+               : "memory");
   return there;
 }
 
@@ -131,18 +171,24 @@ DHP_PTX uint32_t mbarrier_test(uint32_t barrier, uint32_t parity) {
  * true. But a predicate stops the warp until what it comes from is known, of a look or a try some 70 cycles: other work
  * belongs between the two. ptxas keeps the predicate, and makes no branch of it, if each try is a statement of its own.
  */
-DHP_PTX uint32_t mbarrier_wait(uint32_t barrier, uint32_t parity, uint32_t there, int tries) {
+DHP_PTX uint32_t mbarrier_wait(uint32_t barrier, phase_state state, uint32_t there, int tries) {
 #pragma unroll
   for (int i = 0; i < tries; i++)
-    asm volatile("{.reg .pred there; .reg .u32 now; mov.u32 now, %2; setp.ne.u32 there, %0, 0;\n@!there " TRY
+    asm volatile("{.reg .pred there; " TAKE_STATE "setp.ne.u32 there, %0, 0;\n@!there " TRY_STATE
                  "selp.u32 %0, 1, 0, there;}"
                  : "+r"(there)
-                 : "r"(barrier), "r"(parity)
+                 : "r"(barrier), STATE_OPERAND(state)
                  : "memory");
   return there;
 }
 
-#define FOUR_TRIES TRY TRY_AGAIN TRY_AGAIN TRY_AGAIN /* 16 us */
+/* The look and the tries, one behind the other. */
+DHP_PTX uint32_t mbarrier_await(uint32_t barrier, uint32_t phase, int tries) {
+  const phase_state state = state_of(phase);
+  return mbarrier_wait(barrier, state, mbarrier_test(barrier, state), tries);
+}
+
+#define FOUR_TRIES FIRST_TRY TRY_AGAIN TRY_AGAIN TRY_AGAIN /* 16 us */
 /* For a CTA's first tiles, when every CTA asks device memory at once, or the launch was preempted, and for what is
  * later than that: then a sleep of up to 1 ms, or of 0 if the phase has come, and one more try. In the forward whoever
  * has waited in vain waits once more, and two sleeps are 1 ms at least. More tries before the sleep would cost every
@@ -158,7 +204,7 @@ DEFINE_WAIT(mbarrier_wait_longer, FOUR_TRIES SLEEP_AND_TRY SLEEP_AND_TRY)
 #define IN_QUOTES_EXPANDED(x) IN_QUOTES(x)
 #define NAP_AND_TRY SLEEP_IF_NOT(IN_QUOTES_EXPANDED(NAP_NS)) TRY_AGAIN
 DEFINE_WAIT(mbarrier_wait_first, FOUR_TRIES NAP_AND_TRY)
-DEFINE_WAIT(mbarrier_wait_steady, TRY TRY_AGAIN NAP_AND_TRY)
+DEFINE_WAIT(mbarrier_wait_steady, FIRST_TRY TRY_AGAIN NAP_AND_TRY)
 
 /* ---- named barriers (9.7.13.1) --------------------------------------------------------------------------------- */
 

@@ -14,10 +14,10 @@ enum {
   ROW_BYTES = BOX_COLUMNS * 2 /* one row of one box */
 };
 
-/* A stage, and the parity that its barrier has in this round of the ring. */
+/* A stage, and the phase of its barrier in this round of the ring. */
 typedef struct stage {
   int index;
-  uint32_t parity;
+  uint32_t phase;
 } stage;
 
 static __device__ __forceinline__ int index_after(int index) { return index + 1 == STAGES ? 0 : index + 1; }
@@ -25,7 +25,7 @@ static __device__ __forceinline__ int index_before(int index) { return index == 
 
 static __device__ __forceinline__ stage stage_after(stage at) {
   const int index = index_after(at.index);
-  const stage after = {index, at.parity ^ (uint32_t)(index == 0)};
+  const stage after = {index, at.phase ^ PHASE(index == 0)};
   return after;
 }
 

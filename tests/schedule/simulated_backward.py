@@ -33,7 +33,7 @@ MUTATIONS = (
         "own_rows_of_the_first_warpgroup",
         (("0, w->own_row + group * ROWS, w->own_head", "0, w->own_row, w->own_head"),),
     ),
-    Mutation("the_next_tile_is_not_awaited", (("after.parity ^ (uint32_t)(done + 1 == steps)", "after.parity ^ 1u"),)),
+    Mutation("the_next_tile_is_not_awaited", (("after.phase ^ PHASE(done + 1 == steps)", "after.phase ^ PHASE(1)"),)),
     Mutation("waits_in_vain_after_the_last_step", (("(uint32_t)(done + 1 == steps)", "0u"),)),
     Mutation("waits_in_vain_for_nothing", (("first = steps > 0 ? 0 : 1;", "first = 0;"),)),
     Mutation("stored_before_the_end", (("  wgmma_wait(0);\n", ""),)),
@@ -57,7 +57,7 @@ MUTATIONS = (
     ),
     Mutation(
         "the_one_place_not_awaited",
-        (("mbarrier_wait_steady(dp_full, (uint32_t)(done & 1)", "mbarrier_wait_steady(dp_full, 0"),),
+        (("mbarrier_wait_steady(dp_full, PHASE(done & 1)", "mbarrier_wait_steady(dp_full, 0"),),
     ),
     Mutation(
         "asked_for_before_all_have_dp",

@@ -77,7 +77,7 @@ MUTATIONS = (
     ),
     Mutation(
         "late_pairs_of_others_steps_not_awaited_again",
-        (("pair.parity)); if (t >= LATE) AWAIT_LATE_PAIR();", "pair.parity)); t &= LATE - 1;"),),
+        (("pair.phase, TRIES)); if (t >= LATE) AWAIT_LATE_PAIR();", "pair.phase, TRIES)); t &= LATE - 1;"),),
         time_outs=True,
     ),
     Mutation(
@@ -91,9 +91,9 @@ MUTATIONS = (
     ),
     Mutation(
         "looked_for_in_the_other_phase",
-        (("mbarrier_test(PAIR_BARRIER, pair.parity)", "mbarrier_test(PAIR_BARRIER, pair.parity ^ 1)"),),
+        (("mbarrier_test(PAIR_BARRIER, state)", "mbarrier_test(PAIR_BARRIER, state ^ PHASE(1))"),),
     ),
-    Mutation("no_tries", (("pair.parity, there, TRIES)", "pair.parity, there, 0)"),)),
+    Mutation("no_tries", (("state, there, TRIES)", "state, there, 0)"),)),
     Mutation(
         "late_pairs_ignored",
         (("t++; PAIR_AT(AT_THE_END); t += LATE_UNLESS(there);", "t++; PAIR_AT(AT_THE_END);"),),
@@ -106,7 +106,7 @@ MUTATIONS = (
             (
                 "stage_after(pair); LOOK_AHEAD(); if (BEGINS_WITH_HALF()) END_STEP_0(FIRST_HALF); else"
                 " END_STEP_0(WHOLE);",
-                "stage_after(pair); uint32_t there = AWAIT(PAIR_BARRIER, pair.parity); LOOK_AHEAD(); wgmma_wait(0);"
+                "stage_after(pair); uint32_t there = mbarrier_await(PAIR_BARRIER, pair.phase, TRIES); LOOK_AHEAD(); wgmma_wait(0);"
                 " SOFTMAX(WHOLE, 1, LOAD_ANY); CLEAR_BEYOND(); PACK(WHOLE);",
             ),
             ("AWAITS_AT == here)", "AWAITS_AT == here && t > 0)"),

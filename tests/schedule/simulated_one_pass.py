@@ -11,8 +11,8 @@ from simulated_backward import BACKWARD
 SENDS = "SEND_SHARE() send_share(sent.exists, sums_of(&p, w.batch, &sent, group)"
 MARKS = "CTA_THREADS); if (!ELEMENT_IS_BFLOAT16) mark_rows(&p, &w, &last"
 AWAITS_SENDING = "bulk_wait_read(); __syncwarp(); wgmma_wait(1);"
-TRY = "mbarrier_try(stages_full + 8 * after.index, parity, p.zero, there)"
-NAP = "mbarrier_nap_and_try(stages_full + 8 * after.index, parity, p.zero, there, nap)"
+TRY = "mbarrier_try(stages_full + 8 * after.index, phase, p.zero, there)"
+NAP = "mbarrier_nap_and_try(stages_full + 8 * after.index, phase, p.zero, there, nap)"
 SAYS_READ = "bar_arrive(done > 0 && done + 1 < steps, READ + group + 2 * (done + 1 & 1), CTA_THREADS);"
 READY = "fence_async_shared(); __syncwarp(); bulk_add"
 SAYS_WRITTEN = "fence_async_shared(); bar_arrive(1, WRITTEN + group + 2 * (done & 1), CTA_THREADS);"
@@ -39,10 +39,10 @@ OF_STAGES = (
 OF_WAITS = (
     Mutation("the_second_never_begins", (("!is_last_group && done == 0, BEGUN", "0, BEGUN"),)),
     Mutation("the_second_is_told_in_each_step", (("!is_last_group && done == 0, BEGUN", "!is_last_group, BEGUN"),)),
-    Mutation("the_next_tile_is_not_awaited", (("after.parity ^ (uint32_t)(done + 1 == steps)", "after.parity ^ 1u"),)),
-    Mutation("nothing_is_tried", ((TRY, "1u | parity"), (NAP, "1u | (parity & nap)"))),
-    Mutation("waits_in_vain_after_the_last_step", (("(uint32_t)(done + 1 == steps)", "0u"),)),
-    Mutation("waits_in_vain_for_nothing", (("steps > 0 ? 0 : 1, p.zero", "0, p.zero"),)),
+    Mutation("the_next_tile_is_not_awaited", (("after.phase ^ PHASE(done + 1 == steps)", "after.phase ^ PHASE(1)"),)),
+    Mutation("nothing_is_tried", ((TRY, "1u | phase"), (NAP, "1u | (phase & nap)"))),
+    Mutation("waits_in_vain_after_the_last_step", (("PHASE(done + 1 == steps)", "0u"),)),
+    Mutation("waits_in_vain_for_nothing", (("PHASE(steps <= 0), p.zero", "0, p.zero"),)),
     Mutation("a_try_too_few", (("unit, DQ_FLOATS / 2); TRY_NEXT();", "unit, DQ_FLOATS / 2);"),)),
     Mutation("a_try_does_not_know_the_one_before", ((NAP, NAP.replace("there", "0")),)),
     Mutation(

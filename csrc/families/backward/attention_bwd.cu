@@ -107,7 +107,7 @@ dhp_attention_bwd(const __grid_constant__ CUtensorMap own_s_map, const __grid_co
 
   stage at = {0, 0};
   place now = {0, 0};
-  const uint32_t first = steps > 0 ? 0 : 1; /* nothing to come: the phase before */
+  const uint32_t first = PHASE(steps <= 0); /* nothing to come: the phase before */
   uint32_t arrived = mbarrier_wait_first(stages_full, first, p.zero);
   if (DP_ALONE) arrived &= mbarrier_wait_first(dp_full, first, p.zero);
 
@@ -118,7 +118,7 @@ dhp_attention_bwd(const __grid_constant__ CUtensorMap own_s_map, const __grid_co
     issue_scores(s, own_s, OF_STAGE(walk_s));                                      \
     if (DP_ALONE) {                                                                \
       bar_sync(!is_last_group && done > 0, DP_ASKED, CTA_THREADS);                 \
-      arrived &= mbarrier_wait_steady(dp_full, (uint32_t)(done & 1), p.zero);      \
+      arrived &= mbarrier_wait_steady(dp_full, PHASE(done & 1), p.zero);           \
     }                                                                              \
     if (WITH_DS) issue_scores(dp, own_dp, DP_ALONE ? walk_dp : OF_STAGE(walk_dp)); \
   } while (0)
@@ -158,9 +158,9 @@ dhp_attention_bwd(const __grid_constant__ CUtensorMap own_s_map, const __grid_co
 #define AWAIT_NEXT()                                                                                                   \
   do {                                                                                                                 \
     const stage after = stage_after(at);                                                                               \
-    const uint32_t parity = after.parity ^ (uint32_t)(done + 1 == steps);                                              \
+    const uint32_t phase = after.phase ^ PHASE(done + 1 == steps);                                                     \
     bar_sync(!is_last_group && done + 1 < steps && done + 1 >= STAGES - 1 - SPARE, LOADED + after.index, CTA_THREADS); \
-    arrived &= mbarrier_wait_steady(stages_full + 8 * after.index, parity, p.zero);                                    \
+    arrived &= mbarrier_wait_steady(stages_full + 8 * after.index, phase, p.zero);                                     \
   } while (0)
 
 /* A step, with the mask or without. Without a stage to spare, a tile is asked for as early as possible, and awaited

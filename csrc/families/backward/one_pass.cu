@@ -104,7 +104,7 @@ dhp_attention_bwd(const __grid_constant__ CUtensorMap own_s_map, const __grid_co
   place now = {0, 0};
   int done = 0;
   uint32_t arrived =
-      mbarrier_wait_first(stages_full, steps > 0 ? 0 : 1, p.zero); /* nothing to come: the phase before */
+      mbarrier_wait_first(stages_full, PHASE(steps <= 0), p.zero); /* nothing to come: the phase before */
   const uint32_t nap = is_last_group ? NAP : LONG_NAP;
 
   /* Of the walked queries, those of this thread's columns. */
@@ -155,9 +155,9 @@ dhp_attention_bwd(const __grid_constant__ CUtensorMap own_s_map, const __grid_co
  * warps of the last one have met in this step, or at its beginning, so none of them waits for what another one has yet
  * to ask for.
  */
-#define TRY_NEXT() known = there, there = mbarrier_try(stages_full + 8 * after.index, parity, p.zero, there)
+#define TRY_NEXT() known = there, there = mbarrier_try(stages_full + 8 * after.index, phase, p.zero, there)
 #define NAP_AND_TRY_NEXT() \
-  known = there, there = mbarrier_nap_and_try(stages_full + 8 * after.index, parity, p.zero, there, nap)
+  known = there, there = mbarrier_nap_and_try(stages_full + 8 * after.index, phase, p.zero, there, nap)
 
 /* The second warpgroup begins later than the first, by the time until here: at the same time they would compute at the
  * same time, and the tensor cores would have nothing to do. */
@@ -192,7 +192,7 @@ dhp_attention_bwd(const __grid_constant__ CUtensorMap own_s_map, const __grid_co
     if (SPARE) LOAD_NEXT();                                                                                  \
                                                                                                              \
     const stage after = stage_after(at);                                                                     \
-    const uint32_t parity = after.parity ^ (uint32_t)(done + 1 == steps);                                    \
+    const uint32_t phase = after.phase ^ PHASE(done + 1 == steps);                                           \
     uint32_t there = 0, known = 0;                                                                           \
     if (SPARE) TRY_NEXT();                                                                                   \
     fence_async_shared();                                                                                    \

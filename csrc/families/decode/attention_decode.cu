@@ -48,10 +48,10 @@ enum { TRIES = 4 }; /* of a wait: 16 us */
  * the phase comes within 16 us. Who waits at length sleeps (mbarrier_wait_first).
  */
 static __device__ __forceinline__ uint32_t at_length(uint32_t came, uint32_t barrier, uint32_t zero) {
-  return any_lane(!came) ? mbarrier_wait_first(barrier, 0, zero) : 1;
+  return any_lane(!came) ? mbarrier_wait_first(barrier, PHASE(0), zero) : 1;
 }
 static __device__ __forceinline__ uint32_t await(uint32_t barrier, uint32_t zero) {
-  return at_length(mbarrier_wait(barrier, 0, mbarrier_test(barrier, 0), TRIES), barrier, zero);
+  return at_length(mbarrier_await(barrier, PHASE(0), TRIES), barrier, zero);
 }
 
 extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(CTA_THREADS, CTAS_PER_SM)
@@ -140,14 +140,14 @@ dhp_attention_decode(const __grid_constant__ CUtensorMap k_map, const __grid_con
       for (int i = 0; i < GROUP; i++) {
         /* The next group is looked for beside the last tile but one, and awaited beside the last one. */
         if (i == GROUP - 1) {
-          came = mbarrier_wait(next, 0, came, TRIES);
+          came = mbarrier_wait(next, state_of(PHASE(0)), came, TRIES);
           /* Nobody reads this group's strips any more. They meet the loader, and do not only arrive: a warp that has
            * waited in vain would come to the same barrier again before the others have met there once. */
           barrier_sync(first + STAGES * GROUP < u.tiles, FINISHED + (uint32_t)first / GROUP % STAGES, GROUP_THREADS);
           arrived &= at_length(came, next, p.zero);
         }
         fetch(&x[(i + 1) % 2], min(first + i + 1, TILES - 1), base, warp, lane);
-        if (i == GROUP - 2) came = mbarrier_test(next, 0);
+        if (i == GROUP - 2) came = mbarrier_test(next, state_of(PHASE(0)));
         multiply_values(o, &sum, &x[i % 2], first + i < u.tiles);
       }
     }

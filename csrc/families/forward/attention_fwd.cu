@@ -45,7 +45,6 @@
  */
 #include <cuda.h>
 
-#include "../../hopper/turns.cuh"
 #include "layout.cuh"
 #include "loads.cuh"
 #include "wgmma.h"
@@ -157,8 +156,10 @@
 
 /* Fewer instructions for descriptors, and fewer registers: none is masked but q's at head_dim 256, which is computed
  * again in each step, and v's is k's and a constant. Where it was measured to gain. */
-#define LEAN_DESCRIPTORS \
-  ((HEAD_DIM == 64 && ONE_SEGMENT) || PLAIN_64 || PLAIN_LONG_128 || (HEAD_DIM == 256 && ONE_SEGMENT && WARPGROUPS > 1))
+#define LEAN_DESCRIPTORS                                                     \
+  (HEAD_DIM == 64    ? ONE_SEGMENT || WARPGROUPS > 1                         \
+   : HEAD_DIM == 128 ? PLAIN_LONG_128 || (WARPGROUPS > 1 && LISTED && !FORM) \
+                     : WARPGROUPS > 1)
 #define DESCRIPTOR(address, leading) \
   (LEAN_DESCRIPTORS ? matrix_descriptor_unmasked(address, leading) : matrix_descriptor(address, leading))
 
@@ -245,14 +246,13 @@ dhp_attention_fwd(const __grid_constant__ CUtensorMap q_map, const __grid_consta
 /* Tries of a wait in the stream of tiles: 12, 16 or 24 us. At 128 with one segment a fourth costs 1 %; at 256 tiles
  * were later than 12 us where the profiler's own code fills the memory. */
 #define TRIES (HEAD_DIM == 256 ? 6 : PLAIN_SHORT_128 ? 3 : 4)
-#define AWAIT(barrier, parity) mbarrier_wait(barrier, parity, mbarrier_test(barrier, parity), TRIES)
 
 /* q's next phase if it is asked for, else the one before, which has ended. */
-#define PARITY_OF_QUERIES(asked) (q_parity ^ !(asked))
-#define LATE_QUERIES(asked) LATE_UNLESS(AWAIT(q_full, PARITY_OF_QUERIES(asked)))
-#define AWAIT_LATE_QUERIES(asked) AWAIT_LATE(mbarrier_wait_long(q_full, PARITY_OF_QUERIES(asked), p.zero))
+#define PHASE_OF_QUERIES(asked) PHASE(q_parity ^ !(asked))
+#define LATE_QUERIES(asked) LATE_UNLESS(mbarrier_await(q_full, PHASE_OF_QUERIES(asked), TRIES))
+#define AWAIT_LATE_QUERIES(asked) AWAIT_LATE(mbarrier_wait_long(q_full, PHASE_OF_QUERIES(asked), p.zero))
 #define PAIR_BARRIER (pairs_full + 8 * pair.index) /* of the pair of the next step */
-#define AWAIT_LATE_PAIR() AWAIT_LATE(mbarrier_wait_longer(PAIR_BARRIER, pair.parity, p.zero))
+#define AWAIT_LATE_PAIR() AWAIT_LATE(mbarrier_wait_longer(PAIR_BARRIER, pair.phase, p.zero))
 
   float o[OUTPUTS], s[SCORES];
   uint32_t probabilities[SCORES / 2];
@@ -356,36 +356,44 @@ dhp_attention_fwd(const __grid_constant__ CUtensorMap q_map, const __grid_consta
    */
   enum place { WITH_SCORES, BEFORE_MAXIMA, BEFORE_EXPONENTIALS, AT_THE_END };
 #define LOOKS_AT \
-  (PLAIN_64 || PLAIN_LONG_128 || WINDOW_256 ? WITH_SCORES : WINDOW_128 ? BEFORE_EXPONENTIALS : BEFORE_MAXIMA)
-#define AWAITS_AT (WINDOW_128 ? AT_THE_END : BEFORE_EXPONENTIALS)
-#define PAIR_AT(here)                                                                      \
-  do {                                                                                     \
-    if (LOOKS_AT == here) there = mbarrier_test(PAIR_BARRIER, pair.parity);                \
-    if (AWAITS_AT == here) there = mbarrier_wait(PAIR_BARRIER, pair.parity, there, TRIES); \
+  (PLAIN_64 || WINDOW_256 ? WITH_SCORES : PLAIN_LONG_128 || WINDOW_128 ? BEFORE_EXPONENTIALS : BEFORE_MAXIMA)
+#define AWAITS_AT (PLAIN_LONG_128 || WINDOW_128 ? AT_THE_END : BEFORE_EXPONENTIALS)
+#define PAIR_AT(here)                                                                \
+  do {                                                                               \
+    if (LOOKS_AT == here) {                                                          \
+      state = state_of(pair.phase);                                                  \
+      there = mbarrier_test(PAIR_BARRIER, state);                                    \
+    }                                                                                \
+    if (AWAITS_AT == here) there = mbarrier_wait(PAIR_BARRIER, state, there, TRIES); \
   } while (0)
-#define BEGIN_WAIT()  \
-  uint32_t there = 0; \
+#define BEGIN_WAIT()     \
+  phase_state state = 0; \
+  uint32_t there = 0;    \
   PAIR_AT(WITH_SCORES)
 
 /* Measured. For bits two kernels with a list have no registers, and a softmax over half a tile no predicates. */
 #define MASKING(part) (WINDOWED && (part) == WHOLE ? BY_BITS : COMPARED)
 
 /* Measured (docs/kernel-measured.md); the fields are softmax_order's. */
-#define ORDER                                                                                     \
-  (WARPGROUPS == 1 && HEAD_DIM == 256           ? (softmax_order){1, {8, 4}, 1}                   \
-   : ROWS == 32                                 ? (softmax_order){1, {6, 4}, 0}                   \
-   : WARPGROUPS == 1                            ? ANY_ORDER                                       \
-   : PLAIN_64 && ONE_SEGMENT                    ? (softmax_order){2, {2, 2}, 0}                   \
-   : PLAIN_64                                   ? (softmax_order){2, {4, 4}, 0}                   \
-   : PLAIN_SHORT_128                            ? (softmax_order){1, {6, 4}, 0}                   \
-   : PLAIN_LONG_128                             ? (softmax_order){1, {5, 5}, 0}                   \
-   : PLAIN                                      ? (softmax_order){2, {8, ONE_SEGMENT ? 8 : 7}, 0} \
-   : HEAD_DIM == 64 && WINDOWED                 ? (softmax_order){1, {6, 4}, 0}                   \
-   : HEAD_DIM == 64 && !FORM                    ? (softmax_order){1, {5, 3}, 0}                   \
-   : HEAD_DIM == 64 && FORM == DHP_FORM_SOFTCAP ? (softmax_order){1, {5, 5}, 0}                   \
-   : HEAD_DIM == 128 && LISTED && !FORM         ? (softmax_order){2, {5, 3}, 0}                   \
-   : HEAD_DIM == 128 && LISTED                  ? (softmax_order){1, {3, 2}, 0}                   \
-                                                : ANY_ORDER)
+#define ORDER                                                                                    \
+  (ROWS == 32 ? (HEAD_DIM == 64 ? (softmax_order){1, {4, 4}, 0} : (softmax_order){2, {8, 8}, 0}) \
+   : WARPGROUPS == 1 && HEAD_DIM == 256        ? (softmax_order){1, {5, 5}, 0}                   \
+   : WARPGROUPS == 1                           ? ANY_ORDER                                       \
+   : PLAIN_64 && ONE_SEGMENT                   ? (softmax_order){2, {2, 2}, 0}                   \
+   : PLAIN_64                                  ? (softmax_order){2, {4, 4}, 0}                   \
+   : PLAIN_SHORT_128                           ? (softmax_order){1, {6, 4}, 0}                   \
+   : PLAIN_LONG_128                            ? (softmax_order){2, {5, 5}, 0}                   \
+   : HEAD_DIM == 256 && !LISTED                ? (softmax_order){2, {8, 8}, 0}                   \
+   : HEAD_DIM == 64 && WINDOWED                ? (softmax_order){2, {6, 4}, 1}                   \
+   : WINDOWED                                  ? ANY_ORDER                                       \
+   : HEAD_DIM == 64 && FORM == DHP_FORM_SINKS  ? (softmax_order){2, {4, 4}, 1}                   \
+   : HEAD_DIM == 64                            ? (softmax_order){2, {2, 2}, 0}                   \
+   : HEAD_DIM == 128 && !FORM                  ? (softmax_order){2, {6, 4}, 0}                   \
+   : HEAD_DIM == 128 && FORM == DHP_FORM_SINKS ? (softmax_order){2, {2, 2}, 0}                   \
+   : HEAD_DIM == 128                           ? (softmax_order){2, {8, 8}, 0}                   \
+   : !FORM                                     ? (softmax_order){1, {8, 4}, 0}                   \
+   : FORM == DHP_FORM_SOFTCAP                  ? (softmax_order){1, {2, 2}, 0}                   \
+                                               : ANY_ORDER)
 
 /* Of a part of a key tile: its keys, how many lie before them, and what a thread holds of their scores. */
 #define KEYS_OF(part) ((part) == WHOLE ? TILE_K : TILE_K / 2)
@@ -537,10 +545,10 @@ dhp_attention_fwd(const __grid_constant__ CUtensorMap q_map, const __grid_consta
   } while (0)
 
 /* The next step's pair, however late it is. */
-#define AWAIT_PAIR_AT_LENGTH()                          \
-  do {                                                  \
-    t += LATE_UNLESS(AWAIT(PAIR_BARRIER, pair.parity)); \
-    if (t >= LATE) AWAIT_LATE_PAIR();                   \
+#define AWAIT_PAIR_AT_LENGTH()                                         \
+  do {                                                                 \
+    t += LATE_UNLESS(mbarrier_await(PAIR_BARRIER, pair.phase, TRIES)); \
+    if (t >= LATE) AWAIT_LATE_PAIR();                                  \
   } while (0)
 
 /* A step of others before this warpgroup's first one: it gives its turn on, and awaits the next step's pair. */
@@ -622,7 +630,7 @@ dhp_attention_fwd(const __grid_constant__ CUtensorMap q_map, const __grid_consta
 #define KEEPS_ROWS                                              \
   (HEAD_DIM == 64    ? WARPGROUPS == 1 || LISTED || ONE_SEGMENT \
    : HEAD_DIM == 128 ? WARPGROUPS > 1 && LISTED                 \
-                     : LISTED && !FORM)
+                     : LISTED && FORM != DHP_FORM_SINKS)
 #define OUTPUT_FIRST (HEAD_DIM == 64 || (HEAD_DIM == 128 && !ONE_SEGMENT)) /* of a row, before its lse */
 #define SET_STORED(tile)                \
   query_row stored[THREAD_ROWS];        \

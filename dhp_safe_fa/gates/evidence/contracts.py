@@ -1,14 +1,14 @@
-"""What README.md may say of the contracts, given the evidence: the states in its table, and the line above it.
+"""What README.md may say of the contracts, given the evidence: the states in its table, and what stands above it.
 
-README's sentences are written by people; the last cell of each gated contract's row, and the line between the two
-markers, are written here (``gates status --write README.md``) and checked by a test.
+README's sentences are written by people; the last cell of each gated contract's row, and what stands between the
+two markers, are written here (``gates status --write README.md``) and checked by a test.
 """
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from dhp_safe_fa.evidence import NONE, NOT_RUN, STALE, Evidence, Status, compare
 
@@ -21,7 +21,7 @@ FAMILIES_OF = {"C10": ("backward", "bounds", "delta", "dq_out")}
 Now = Mapping[str, "str | None"]
 BEGIN, END = "<!-- evidence -->", "<!-- /evidence -->"
 _ROW = re.compile(r"^(\| (C\d+) \|.*\|)[^|\n]*\|$", re.MULTILINE)
-_LINE = re.compile(rf"(?<={re.escape(BEGIN)}\n).*?(?={re.escape(END)})", re.DOTALL)
+_SUMMARY = re.compile(rf"(?<={re.escape(BEGIN)}\n).*?(?={re.escape(END)})", re.DOTALL)
 
 
 def states(evidence: Evidence | None, kernels: Mapping[str, str], now: Now) -> dict[str, str]:
@@ -62,26 +62,31 @@ def _of_kernel(evidence: Evidence, name: str, sha256: str, now: Now, gates: tupl
     return "bound" if len(gates) > 1 else verdicts[0]
 
 
-def line(evidence: Evidence | None, kernels: Mapping[str, str], now: Now) -> str:
-    """One sentence in Markdown: fresh, stale or none, and where it was measured."""
+def summary(evidence: Evidence | None, kernels: Mapping[str, str], now: Now) -> str:
+    """In Markdown: fresh, stale, and by what, or none; and where it was measured."""
     status = compare(evidence, kernels, now) if evidence else Status(NONE)
     if evidence is None or status.state == NONE:
         return "Evidence: **none** is stored yet."
-    where = f"`audits/evidence.json`: {evidence.where()}"
+    where = _listed("`audits/evidence.json`:", evidence.places())
     if status.state == STALE:
         others = len(status.reasons) - len(status.common)
         single = [f"about single kernels: {others} (`gates status` lists all)"] if others else []
-        return f"Evidence: **stale**: {'; '.join([*status.common, *single])}. {where}."
-    return f"Evidence: **fresh** for kernels built with the same nvcc. {where}."
+        return f"{_listed('Evidence: **stale**:', [*status.common, *single])}\n\n{where}"
+    return f"Evidence: **fresh** for kernels built with the same nvcc. {where}"
+
+
+def _listed(title: str, entries: Iterable[str]) -> str:
+    """A list under its title."""
+    return "\n".join([title, "", *(f"- {entry}" for entry in entries)])
 
 
 def rewrite(readme: str, evidence: Evidence | None, kernels: Mapping[str, str], now: Now) -> str:
     """README's text with these states. ValueError if it lacks the markers or the row of a contract."""
-    if not _LINE.search(readme):
+    if not _SUMMARY.search(readme):
         raise ValueError(f"there are no lines {BEGIN} and {END}")
     known = states(evidence, kernels, now)
     missing = set(known) - {match[2] for match in _ROW.finditer(readme)}
     if missing:
         raise ValueError(f"the table has no row for {', '.join(sorted(missing))}")
-    readme = _LINE.sub(lambda _: line(evidence, kernels, now) + "\n", readme)
+    readme = _SUMMARY.sub(lambda _: summary(evidence, kernels, now) + "\n", readme)
     return _ROW.sub(lambda row: f"{row[1]} {known[row[2]]} |" if row[2] in known else row[0], readme)

@@ -175,13 +175,13 @@ def test_each_part_makes_its_gates_stale(
     assert of_gradients == ("stale (1 of 1)" if reaches_them else "PASS (1 of 1)")
     resting -= {"C10"}
     assert {contract for contract, state in states.items() if f"stale ({kernels} of 2)" in state} == resting
-    assert f"Evidence: **stale**: {words} changed since" in contracts.line(known, HELD, now)
+    assert f"Evidence: **stale**:\n\n- {words} changed since" in contracts.summary(known, HELD, now)
 
 
 def test_readme_names_every_part_and_counts_the_kernels(tmp_path: Path) -> None:
     known = loaded(some_content(), tmp_path)
-    said = contracts.line(known, {**HELD, "def": "e" * 64}, {**NOW, "launch forward": "x", "gate timing": "x"})
-    assert "launch path changed since (counters, bitwise, timing; 1 of 2 kernels); gate timing changed since" in said
+    said = contracts.summary(known, {**HELD, "def": "e" * 64}, {**NOW, "launch forward": "x", "gate timing": "x"})
+    assert "\n- launch path changed since (counters, bitwise, timing; 1 of 2 kernels)\n- gate timing changed since" in said
     assert "about single kernels: 1" in said
 
 

@@ -14,31 +14,37 @@ static inline void mbarrier_init(uint32_t barrier, int arrivals) { sim::mbarrier
 static inline void mbarrier_arrive_expect_tx(int go, uint32_t barrier, uint32_t bytes) {
   if (go) sim::mbarrier_arrive(barrier, bytes);
 }
-static inline uint32_t mbarrier_test(uint32_t barrier, uint32_t parity) { return sim::mbarrier_test(barrier, parity); }
-static inline uint32_t mbarrier_wait(uint32_t barrier, uint32_t parity, uint32_t there, int tries) {
+/* A phase is its parity here, and so is its state. */
+#define PHASE(parity) ((uint32_t)(parity))
+typedef uint32_t phase_state;
+static inline phase_state state_of(uint32_t phase) { return phase; }
+static inline uint32_t mbarrier_test(uint32_t barrier, phase_state state) { return sim::mbarrier_test(barrier, state); }
+static inline uint32_t mbarrier_wait(uint32_t barrier, phase_state state, uint32_t there, int tries) {
   sim::require(tries > 0, "a wait without a try");
-  return sim::mbarrier_wait(barrier, parity, 0, there);
+  return sim::mbarrier_wait(barrier, state, 0, there);
 }
-static inline uint32_t mbarrier_wait_long(uint32_t barrier, uint32_t parity, uint32_t) {
-  return sim::mbarrier_wait(barrier, parity, sim::SLEEP);
+static inline uint32_t mbarrier_await(uint32_t barrier, uint32_t phase, int tries) {
+  return mbarrier_wait(barrier, phase, mbarrier_test(barrier, phase), tries);
 }
-static inline uint32_t mbarrier_wait_longer(uint32_t barrier, uint32_t parity, uint32_t) {
-  return sim::mbarrier_wait(barrier, parity, 2 * sim::SLEEP);
+static inline uint32_t mbarrier_wait_long(uint32_t barrier, uint32_t phase, uint32_t) {
+  return sim::mbarrier_wait(barrier, phase, sim::SLEEP);
 }
-static inline uint32_t mbarrier_wait_first(uint32_t barrier, uint32_t parity, uint32_t) {
-  return sim::mbarrier_wait(barrier, parity, sim::NAP);
+static inline uint32_t mbarrier_wait_longer(uint32_t barrier, uint32_t phase, uint32_t) {
+  return sim::mbarrier_wait(barrier, phase, 2 * sim::SLEEP);
 }
-static inline uint32_t mbarrier_wait_steady(uint32_t barrier, uint32_t parity, uint32_t) {
-  return sim::mbarrier_wait_steady(barrier, parity);
+static inline uint32_t mbarrier_wait_first(uint32_t barrier, uint32_t phase, uint32_t) {
+  return sim::mbarrier_wait(barrier, phase, sim::NAP);
+}
+static inline uint32_t mbarrier_wait_steady(uint32_t barrier, uint32_t phase, uint32_t) {
+  return sim::mbarrier_wait_steady(barrier, phase);
 }
 
 enum { NAP = sim::NAP, LONG_NAP = sim::LONG_NAP };
-static inline uint32_t mbarrier_nap_and_try(uint32_t barrier, uint32_t parity, uint32_t, uint32_t before,
-                                            uint32_t nap) {
-  return sim::mbarrier_try(barrier, parity, before, (int)nap);
+static inline uint32_t mbarrier_nap_and_try(uint32_t barrier, uint32_t phase, uint32_t, uint32_t before, uint32_t nap) {
+  return sim::mbarrier_try(barrier, phase, before, (int)nap);
 }
-static inline uint32_t mbarrier_try(uint32_t barrier, uint32_t parity, uint32_t zero, uint32_t before) {
-  return mbarrier_nap_and_try(barrier, parity, zero, before, 0);
+static inline uint32_t mbarrier_try(uint32_t barrier, uint32_t phase, uint32_t zero, uint32_t before) {
+  return mbarrier_nap_and_try(barrier, phase, zero, before, 0);
 }
 
 static inline void bar_sync(int go, int id, int threads) {
