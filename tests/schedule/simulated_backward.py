@@ -34,8 +34,8 @@ MUTATIONS = (
         (("0, w->own_row + group * ROWS, w->own_head", "0, w->own_row, w->own_head"),),
     ),
     Mutation("the_next_tile_is_not_awaited", (("after.phase ^ PHASE(done + 1 == steps)", "after.phase ^ PHASE(1)"),)),
-    Mutation("waits_in_vain_after_the_last_step", (("(uint32_t)(done + 1 == steps)", "0u"),)),
-    Mutation("waits_in_vain_for_nothing", (("first = steps > 0 ? 0 : 1;", "first = 0;"),)),
+    Mutation("waits_in_vain_after_the_last_step", (("PHASE(done + 1 == steps)", "0u"),)),
+    Mutation("waits_in_vain_for_nothing", (("first = PHASE(steps <= 0);", "first = 0;"),)),
     Mutation("stored_before_the_end", (("  wgmma_wait(0);\n", ""),)),
     Mutation("loads_after_a_time_out", (("w.heads && arrived && !", "w.heads && !"),), time_outs=True),
     Mutation(

@@ -375,24 +375,25 @@ dhp_attention_fwd(const __grid_constant__ CUtensorMap q_map, const __grid_consta
 #define MASKING(part) (WINDOWED && (part) == WHOLE ? BY_BITS : COMPARED)
 
 /* Measured (docs/kernel-measured.md); the fields are softmax_order's. */
-#define ORDER                                                                                    \
-  (ROWS == 32 ? (HEAD_DIM == 64 ? (softmax_order){1, {4, 4}, 0} : (softmax_order){2, {8, 8}, 0}) \
-   : WARPGROUPS == 1 && HEAD_DIM == 256        ? (softmax_order){1, {5, 5}, 0}                   \
-   : WARPGROUPS == 1                           ? ANY_ORDER                                       \
-   : PLAIN_64 && ONE_SEGMENT                   ? (softmax_order){2, {2, 2}, 0}                   \
-   : PLAIN_64                                  ? (softmax_order){2, {4, 4}, 0}                   \
-   : PLAIN_SHORT_128                           ? (softmax_order){1, {6, 4}, 0}                   \
-   : PLAIN_LONG_128                            ? (softmax_order){2, {5, 5}, 0}                   \
-   : HEAD_DIM == 256 && !LISTED                ? (softmax_order){2, {8, 8}, 0}                   \
-   : HEAD_DIM == 64 && WINDOWED                ? (softmax_order){2, {6, 4}, 1}                   \
-   : WINDOWED                                  ? ANY_ORDER                                       \
-   : HEAD_DIM == 64 && FORM == DHP_FORM_SINKS  ? (softmax_order){2, {4, 4}, 1}                   \
-   : HEAD_DIM == 64                            ? (softmax_order){2, {2, 2}, 0}                   \
-   : HEAD_DIM == 128 && !FORM                  ? (softmax_order){2, {6, 4}, 0}                   \
-   : HEAD_DIM == 128 && FORM == DHP_FORM_SINKS ? (softmax_order){2, {2, 2}, 0}                   \
-   : HEAD_DIM == 128                           ? (softmax_order){2, {8, 8}, 0}                   \
-   : !FORM                                     ? (softmax_order){1, {8, 4}, 0}                   \
-   : FORM == DHP_FORM_SOFTCAP                  ? (softmax_order){1, {2, 2}, 0}                   \
+#define ORDER                                                                                                \
+  (ROWS == 32 && WINDOWED ? (softmax_order){1, {6, 4}, 0}                                                    \
+   : ROWS == 32           ? (HEAD_DIM == 64 ? (softmax_order){1, {4, 4}, 0} : (softmax_order){2, {8, 8}, 0}) \
+   : WARPGROUPS == 1 && HEAD_DIM == 256        ? (softmax_order){1, {5, 5}, 0}                               \
+   : WARPGROUPS == 1                           ? ANY_ORDER                                                   \
+   : PLAIN_64 && ONE_SEGMENT                   ? (softmax_order){2, {2, 2}, 0}                               \
+   : PLAIN_64                                  ? (softmax_order){2, {4, 4}, 0}                               \
+   : PLAIN_SHORT_128                           ? (softmax_order){1, {6, 4}, 0}                               \
+   : PLAIN_LONG_128                            ? (softmax_order){2, {5, 5}, 0}                               \
+   : HEAD_DIM == 256 && !LISTED                ? (softmax_order){2, {8, 8}, 0}                               \
+   : HEAD_DIM == 64 && WINDOWED                ? (softmax_order){2, {6, 4}, 1}                               \
+   : WINDOWED                                  ? ANY_ORDER                                                   \
+   : HEAD_DIM == 64 && FORM == DHP_FORM_SINKS  ? (softmax_order){2, {4, 4}, 1}                               \
+   : HEAD_DIM == 64                            ? (softmax_order){2, {2, 2}, 0}                               \
+   : HEAD_DIM == 128 && !FORM                  ? (softmax_order){2, {6, 4}, 0}                               \
+   : HEAD_DIM == 128 && FORM == DHP_FORM_SINKS ? (softmax_order){2, {2, 2}, 0}                               \
+   : HEAD_DIM == 128                           ? (softmax_order){2, {8, 8}, 0}                               \
+   : !FORM                                     ? (softmax_order){1, {8, 4}, 0}                               \
+   : FORM == DHP_FORM_SOFTCAP                  ? (softmax_order){1, {2, 2}, 0}                               \
                                                : ANY_ORDER)
 
 /* Of a part of a key tile: its keys, how many lie before them, and what a thread holds of their scores. */
