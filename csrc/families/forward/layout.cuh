@@ -8,9 +8,12 @@
 #define DHP_FORWARD_LAYOUT_CUH
 
 /* How a wait names a phase (ptx.cuh), where it was measured to gain: not at head_dim 64 without a list or window where
- * the GPU is full, not at 128 for rows of one segment, and not with a window for 32 rows. */
-#define WAITS_BY_STATE \
-  (WINDOWED ? ROWS == 64 : LISTED || (HEAD_DIM == 64 ? ROWS == 32 : HEAD_DIM == 256 || WARPGROUPS == 1 || !ONE_SEGMENT))
+ * the GPU is full, not at 128 for rows of one segment, and with a window not for 32 rows either. */
+#define WAITS_BY_STATE                              \
+  (LISTED           ? 1                             \
+   : WINDOWED       ? ROWS == 64 && HEAD_DIM != 128 \
+   : HEAD_DIM == 64 ? ROWS == 32                    \
+                    : HEAD_DIM == 256 || WARPGROUPS == 1 || !ONE_SEGMENT)
 #include "../../hopper/stages.cuh"
 #include "../../hopper/turns.cuh"
 #include "params.h"
