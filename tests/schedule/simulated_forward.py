@@ -106,8 +106,9 @@ MUTATIONS = (
             (
                 "stage_after(pair); LOOK_AHEAD(); if (BEGINS_WITH_HALF()) END_STEP_0(FIRST_HALF); else"
                 " END_STEP_0(WHOLE);",
-                "stage_after(pair); phase_state state = 0; uint32_t there = mbarrier_await(PAIR_BARRIER, pair.phase, TRIES);"
-                " LOOK_AHEAD(); wgmma_wait(0); SOFTMAX(WHOLE, 1, LOAD_ANY); CLEAR_BEYOND(); PACK(WHOLE);",
+                "stage_after(pair); phase_state state = 0;"
+                " uint32_t there = mbarrier_await(PAIR_BARRIER, pair.phase, TRIES); LOOK_AHEAD(); wgmma_wait(0);"
+                " SOFTMAX(WHOLE, 1, LOAD_ANY); CLEAR_BEYOND(); PACK(WHOLE);",
             ),
             ("AWAITS_AT == here)", "AWAITS_AT == here && t > 0)"),
         ),
