@@ -54,10 +54,11 @@ DHP_PTX void mbarrier_arrive_expect_tx(int go, uint32_t barrier, uint32_t bytes)
 
 /*
  * How a phase is named. A barrier knows it by a state of 64 bits, whose high word has the parity of the phase's number
- * in bit 31, and whose low word is not looked at: PTX does not say so, the machine code does, which is what is shipped.
- * There both forms are the same instruction, with that word. Given a parity, ptxas shifts it there, where registers are
- * scarce anew for every try; given a state it need not. But a shift that waits for a register also delays the tries,
- * and what stands behind them. So a kernel chooses (WAITS_BY_STATE, before this header), as it was measured.
+ * in bit 31, and whose low word is not looked at. For PTX a state is opaque, and what an arrival returned; but machine
+ * code is what is shipped, and there both forms are one instruction with that word (test_waits.py compiles them). Given
+ * a parity, ptxas shifts it there, where registers are scarce anew for every try; given a state it need not. But a
+ * shift that waits for a register also delays the tries, and what stands behind them. So a kernel chooses
+ * (WAITS_BY_STATE, before this header), as it was measured.
  */
 #ifndef WAITS_BY_STATE
 #define WAITS_BY_STATE 0

@@ -91,8 +91,9 @@ MUTATIONS = (
     ),
     Mutation(
         "looked_for_in_the_other_phase",
-        (("mbarrier_test(PAIR_BARRIER, state)", "mbarrier_test(PAIR_BARRIER, state ^ PHASE(1))"),),
+        (("mbarrier_test(PAIR_BARRIER, state)", "mbarrier_test(PAIR_BARRIER, state_of(pair.phase ^ PHASE(1)))"),),
     ),
+    Mutation("a_parity_for_a_phase", (("PHASE(q_parity ^ !(asked))", "(q_parity ^ !(asked))"),)),
     Mutation("no_tries", (("state, there, TRIES)", "state, there, 0)"),)),
     Mutation(
         "late_pairs_ignored",
@@ -106,11 +107,11 @@ MUTATIONS = (
             (
                 "stage_after(pair); LOOK_AHEAD(); if (BEGINS_WITH_HALF()) END_STEP_0(FIRST_HALF); else"
                 " END_STEP_0(WHOLE);",
-                "stage_after(pair); phase_state state = 0;"
+                "stage_after(pair); phase_state state = {};"
                 " uint32_t there = mbarrier_await(PAIR_BARRIER, pair.phase, TRIES); LOOK_AHEAD(); wgmma_wait(0);"
                 " SOFTMAX(WHOLE, 1, LOAD_ANY); CLEAR_BEYOND(); PACK(WHOLE);",
             ),
-            ("AWAITS_AT == here)", "AWAITS_AT == here && t > 0)"),
+            ("AWAITS_AT == here)", "AWAITS_AT == here && t > (AWAITS_AT == AT_THE_END))"),
         ),
     ),
     Mutation(

@@ -262,7 +262,9 @@ dhp_attention_fwd(const __grid_constant__ CUtensorMap q_map, const __grid_consta
   stage pair = {0, 0};   /* that the next step needs */
   uint32_t q_parity = 0; /* of q's next phase */
   int arrived =
-      any_lane(!(mbarrier_wait_long(q_full, 0, p.zero) & mbarrier_wait_long(pairs_full, 0, p.zero))) ? 0 : LATE;
+      any_lane(!(mbarrier_wait_long(q_full, PHASE(0), p.zero) & mbarrier_wait_long(pairs_full, PHASE(0), p.zero)))
+          ? 0
+          : LATE;
   give_turn(is_last_group, TURN); /* the first warpgroup's first turn */
 
   /*
@@ -366,9 +368,9 @@ dhp_attention_fwd(const __grid_constant__ CUtensorMap q_map, const __grid_consta
     }                                                                                \
     if (AWAITS_AT == here) there = mbarrier_wait(PAIR_BARRIER, state, there, TRIES); \
   } while (0)
-#define BEGIN_WAIT()     \
-  phase_state state = 0; \
-  uint32_t there = 0;    \
+#define BEGIN_WAIT()      \
+  phase_state state = {}; \
+  uint32_t there = 0;     \
   PAIR_AT(WITH_SCORES)
 
 /* Measured. For bits two kernels with a list have no registers, and a softmax over half a tile no predicates. */

@@ -7,8 +7,9 @@
 #ifndef DHP_FORWARD_LAYOUT_CUH
 #define DHP_FORWARD_LAYOUT_CUH
 
-/* How a wait names a phase (ptx.cuh), where it was measured to gain: not at head_dim 64 without a list or window where
- * the GPU is full, not at 128 for rows of one segment, and with a window not for 32 rows either. */
+/* Waits name a phase by its barrier's state (ptx.cuh) where that was measured to gain: not at head_dim 64 without a
+ * list or window where the GPU is full, not at 128 for rows of one segment, and with a window not for 32 rows either.
+ */
 #define WAITS_BY_STATE                              \
   (LISTED           ? 1                             \
    : WINDOWED       ? ROWS == 64 && HEAD_DIM != 128 \

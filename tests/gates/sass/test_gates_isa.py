@@ -167,6 +167,7 @@ def test_loads_are_secret(text: str, writes: str, secret: str) -> None:
         ),
         ("SYNCS.ARRIVE.TRANS64 RZ, [UR24+0x28000], R0", "barrier-operand", "R0"),
         ("SYNCS.PHASECHK.TRANS64.TRYWAIT P0, [R16+URZ], R11", "address", "R16"),
+        ("SYNCS.PHASECHK.TRANS64.TRYWAIT P0, [UR16], R11", "barrier-operand", "R11"),  # the phase
         ("BAR.SYNC.DEFER_BLOCKING R2, 0x80", "barrier-operand", "R2"),
         ("BAR.RED.OR.DEFER_BLOCKING R2, P0", "barrier-operand", "R2"),
         ("WARPSYNC R4", "barrier-operand", "R4"),

@@ -7,11 +7,13 @@ one right after it not: a wait that gives up after it naps has two."""
 from __future__ import annotations
 
 import re
+import subprocess
+from pathlib import Path
 
 import pytest
 from snippets import program
 
-from dhp_safe_fa.gates import targets, tools
+from dhp_safe_fa.gates import controls, provenance, targets, tools
 from dhp_safe_fa.gates.sass.cfg import build_graph
 from dhp_safe_fa.gates.sass.listing import Instruction, Program, parse_listing
 from dhp_safe_fa.gates.tools import NotRun
@@ -153,6 +155,51 @@ NAP = "NANOSLEEP R7\n"
 )
 def test_a_lone_nap_is_found(code: str, lone: int) -> None:
     assert len(lone_naps(program(code))) == lone
+
+
+AWAIT = """
+#include "hopper/ptx.cuh"
+extern "C" __global__ void await(uint32_t *out, uint32_t barrier, uint32_t parity) {
+  *out = mbarrier_await(barrier, PHASE(parity), 3);
+}
+"""
+
+
+def of_shifted(code: Program) -> list[str]:
+    """Looks and tries, in a program without branches, that name a word into which something was shifted by 31."""
+    shifted: set[str] = set()
+    found = []
+    for one in code.code:
+        written, _, used = (part.strip() for part in one.operands.partition(","))
+        if one.base == "SYNCS":
+            word = used.rpartition(",")[2].strip()
+            found += [".".join([one.base, *one.modifiers])] if word in shifted else []
+        elif (one.base in ("SHF", "USHF") and one.modifiers[0] == "L" and "0x1f" in used) or (
+            one.base in ("MOV", "UMOV") and used in shifted
+        ):
+            shifted.add(written)
+        else:
+            shifted.discard(written)
+    return found
+
+
+@pytest.mark.parametrize("by_state", [0, 1])
+def test_a_state_has_the_parity_in_its_high_word(tmp_path: Path, nvdisasm: None, by_state: int) -> None:
+    """What PTX leaves open (ptx.cuh): of either form the machine code looks at one word, with the parity in bit 31. Of
+    a state, a pair of registers, that is the odd one."""
+    nvcc = controls.find_nvcc()
+    if nvcc is None:
+        pytest.skip("nvcc was not found")
+    (tmp_path / "k.cu").write_text(AWAIT)
+    options = [f"-DWAITS_BY_STATE={by_state}", "-DELEMENT_IS_BFLOAT16=1", f"-I{provenance.ROOT / 'csrc'}", "-std=c++17"]
+    cubin = tmp_path / "k.cubin"
+    subprocess.run([nvcc, "-arch=sm_90a", "-cubin", *options, "-o", cubin, tmp_path / "k.cu"], check=True)
+    code = parse_listing(tools.disassemble(cubin.read_bytes()))
+    look, *tries = of_shifted(code)
+    assert look == "SYNCS.PHASECHK.TRANS64" and tries == 3 * ["SYNCS.PHASECHK.TRANS64.TRYWAIT"]
+    if by_state:
+        words = {int(one.operands.rpartition("R")[2]) % 2 for one in code.code if one.base == "SYNCS"}
+        assert words == {1}
 
 
 def test_shipped_kernels_wait(nvdisasm: None) -> None:
