@@ -1,9 +1,14 @@
 /*
- * common_ptx.cuh - those functions of ptx.cuh that every stub of it makes of its own tma_load and
- * mbarrier_arrive_expect_tx, or of nothing. After these.
+ * common_ptx.cuh - those functions of ptx.cuh that every stub of it makes of its own tma_load,
+ * mbarrier_arrive_expect_tx, mbarrier_test and mbarrier_wait, or of nothing. After these.
  */
 #ifndef STUBS_COMMON_PTX_CUH
 #define STUBS_COMMON_PTX_CUH
+
+static inline uint32_t mbarrier_await(uint32_t barrier, uint32_t phase, int tries) {
+  const phase_state state = state_of(phase);
+  return mbarrier_wait(barrier, state, mbarrier_test(barrier, state), tries);
+}
 
 static inline void tma_load_announced(int go, uint32_t destination, const CUtensorMap *map, uint32_t barrier,
                                       uint32_t bytes, int d, int s, int h, int b) {

@@ -14,27 +14,16 @@ static inline void mbarrier_init(uint32_t barrier, int arrivals) { sim::mbarrier
 static inline void mbarrier_arrive_expect_tx(int go, uint32_t barrier, uint32_t bytes) {
   if (go) sim::mbarrier_arrive(barrier, bytes);
 }
-/* A phase is its parity in another bit, and a state another type, so that nobody takes one for the other. */
-#define PHASE(parity) ((uint32_t)(parity) << 31)
-struct phase_state {
-  uint32_t phase;
-};
-static inline phase_state state_of(uint32_t phase) { return {phase}; }
-static inline uint32_t parity_of(uint32_t phase) {
-  sim::require((phase & 0x7fffffffu) == 0, "a phase that is none");
-  return phase >> 31;
-}
-static inline uint32_t parity_of(phase_state state) { return parity_of(state.phase); }
+
+using sim::require;
+#include "phases.cuh"
+
 static inline uint32_t mbarrier_test(uint32_t barrier, phase_state state) {
   return sim::mbarrier_test(barrier, parity_of(state));
 }
 static inline uint32_t mbarrier_wait(uint32_t barrier, phase_state state, uint32_t there, int tries) {
   sim::require(tries > 0, "a wait without a try");
   return sim::mbarrier_wait(barrier, parity_of(state), 0, there);
-}
-static inline uint32_t mbarrier_await(uint32_t barrier, uint32_t phase, int tries) {
-  const phase_state state = state_of(phase);
-  return mbarrier_wait(barrier, state, mbarrier_test(barrier, state), tries);
 }
 static inline uint32_t mbarrier_wait_long(uint32_t barrier, uint32_t phase, uint32_t) {
   return sim::mbarrier_wait(barrier, parity_of(phase), sim::SLEEP);
