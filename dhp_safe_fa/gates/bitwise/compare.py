@@ -72,13 +72,14 @@ def compare_runs(
         return outputs
 
     first = tuple(output.clone() for output in once(0))
+    expected = [bits(output) for output in first]
     changed = [output.clone() for output in first]  # with the last differing value of each element
-    wrong = torch.zeros(runs, dtype=torch.int64, device=first[0].device)
+    wrong = torch.zeros(runs, len(first), dtype=torch.int64, device=first[0].device)  # elements of each output
 
     def note(run: int) -> None:  # a function, so that no variable keeps an output, hence its memory, for the next run
-        for expected, output, kept in zip(first, once(run), changed, strict=True):
-            differs = bits(output) != bits(expected)
-            wrong[run] += differs.sum()
+        for right, output, kept, count in zip(expected, once(run), changed, wrong[run], strict=True):
+            differs = bits(output) != right
+            torch.sum(differs.flatten(), 0, out=count)
             torch.where(differs, output, kept, out=kept)
 
     for run in range(1, runs):
@@ -86,7 +87,7 @@ def compare_runs(
     said = compare_outputs(names, first, tuple(changed))
     if not said:
         return ""
-    bad = wrong.nonzero().flatten()
+    bad = wrong.any(dim=1).nonzero().flatten()
     return f"{said}; {len(bad)} of {runs - 1} runs differ from the first, run {int(bad[0])} before all others"
 
 

@@ -31,30 +31,44 @@ class Memory(Protocol):
 class PoisonedBlocks:
     """Blocks of torch's caching allocator that the calls under test will be given, because they have just been freed.
 
-    Before each run a block as large as each output, blocks for workspaces, and what those leave free are taken, filled
-    and given back.
-    The allocator serves a request from the smallest free block that holds it, so outputs come from these; whether they
-    did is checked. (A pool of their own would say the same of workspaces, but torch 2.11 crashes when it is asked about
-    one.)
+    First a block as large as each output and blocks for workspaces are taken and given back: there is memory for a
+    call then. Before each run all memory that the allocator has free is taken, filled and given back. It serves a
+    request from the smallest free block that holds it, so outputs come from these; whether they did is checked. (A pool
+    of their own would say the same of workspaces, but torch 2.11 crashes when it is asked about one.)
+
+    Which blocks are free takes the allocator longer to say than a run takes, and mostly it is what was free before the
+    last run: that is asked for again, and looked at anew where the allocator answers with another block, or has more
+    memory, or less of it in use.
     """
 
     def __init__(self, outputs: Sequence[Tensor]) -> None:
         torch.cuda.empty_cache()  # or a free block that something else left would be given to a call
         storages = [output.untyped_storage().nbytes() for output in outputs]  # an output may be a part of one
-        self._sizes = [_GRANULE * max(1, -(-size // _GRANULE)) for size in storages] + [*_WORKSPACE_BYTES]
+        _take([_GRANULE * max(1, -(-size // _GRANULE)) for size in storages] + [*_WORKSPACE_BYTES])
+        self._sizes: list[int] = []  # of all that is free, in the order in which it is asked for
+        self._seen: tuple[object, ...] = ()  # where these blocks lay, and what the allocator had in use with them
         self._filled: list[tuple[int, int]] = []  # from address to address, none next to another
 
     def poison(self, run: int) -> None:
         """Fill with one byte, another one in each run: 0xff, which is NaN, would hide what is added to it."""
-        blocks = _take(self._sizes)
-        blocks += _take(free_sizes())
+        blocks = self._all_free()
         for block in blocks:
             block.fill_(run * 37 % 256)  # 37 is odd: every byte comes once in 256 runs
-        self._filled = []
-        for start, end in sorted((block.data_ptr(), block.data_ptr() + block.numel()) for block in blocks):
-            if self._filled and self._filled[-1][1] == start:  # once given back they are one block
-                start = self._filled.pop()[0]
-            self._filled.append((start, end))
+
+    def _all_free(self) -> list[Tensor]:
+        """All blocks that are free, taken."""
+        blocks = _take(self._sizes)
+        if not self._sizes or _state(blocks) != self._seen:
+            del blocks  # or they would not be free
+            self._sizes = free_sizes()
+            blocks = _take(self._sizes)
+            self._seen = _state(blocks)
+            self._filled = []
+            for start, end in sorted((block.data_ptr(), block.data_ptr() + block.numel()) for block in blocks):
+                if self._filled and self._filled[-1][1] == start:  # once given back they are one block
+                    start = self._filled.pop()[0]
+                self._filled.append((start, end))
+        return blocks
 
     def check(self, outputs: Sequence[Tensor]) -> None:
         """WrongMemory unless the outputs of a call lie in what was poisoned before it."""
@@ -69,6 +83,14 @@ class PoisonedBlocks:
 
 def _take(sizes: Sequence[int]) -> list[Tensor]:
     return [torch.empty(size, dtype=torch.uint8, device="cuda") for size in sizes]
+
+
+def _state(blocks: Sequence[Tensor]) -> tuple[object, ...]:
+    """Where blocks lie, and how much memory the allocator has, and has in use: all it has free is known from what it
+    had free when this was last the same."""
+    said = torch.cuda.memory_stats_as_nested_dict()
+    used = tuple(said[kind]["all"]["current"] for kind in ("reserved_bytes", "allocated_bytes", "allocation"))
+    return (*(block.data_ptr() for block in blocks), *used)
 
 
 def free_sizes() -> list[int]:

@@ -475,13 +475,30 @@ def test_workspaces_hold_the_poison(gpu: None, workspace: int) -> None:
         assert bool(held)
 
 
+class Allocator:
+    """Torch's, as the poison asks it: three blocks are free, and statistics say what is told."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.whole = torch.zeros(6 * 512, dtype=torch.uint8)
+        self.blocks = [self.whole[1024:2048], self.whole[512:1024], self.whole[2560:]]
+        self.current = {"reserved_bytes": 3072, "allocated_bytes": 2048, "allocation": 3}
+        self.looks = 0
+        monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+        monkeypatch.setattr(torch.cuda, "memory_stats_as_nested_dict", self.statistics)
+        monkeypatch.setattr(bitwise_memory, "free_sizes", self.free_sizes)
+        monkeypatch.setattr(bitwise_memory, "_take", lambda sizes: self.blocks if sizes else [])
+
+    def statistics(self) -> dict[str, dict[str, dict[str, int]]]:
+        return {name: {"all": {"current": value}} for name, value in self.current.items()}
+
+    def free_sizes(self) -> list[int]:
+        self.looks += 1
+        return [block.numel() for block in self.blocks]
+
+
 def test_an_output_in_two_blocks_that_were_poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
     """Given back they are one block, but not where there is a gap between them."""
-    whole = torch.zeros(6 * 512, dtype=torch.uint8)
-    blocks = [whole[1024:2048], whole[512:1024], whole[2560:]]
-    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
-    monkeypatch.setattr(bitwise_memory, "free_sizes", lambda: [])
-    monkeypatch.setattr(bitwise_memory, "_take", lambda sizes: blocks if sizes else [])
+    whole = Allocator(monkeypatch).whole
     memory = PoisonedBlocks([torch.empty(700)])
     memory.poison(1)
     assert whole.tolist() == [0] * 512 + [37] * 1536 + [0] * 512 + [37] * 512
@@ -489,6 +506,44 @@ def test_an_output_in_two_blocks_that_were_poisoned(monkeypatch: pytest.MonkeyPa
     for outside in (whole[500:600], whole[600:2049], whole[2000:2600]):
         with pytest.raises(WrongMemory):
             memory.check([outside])
+
+
+@pytest.mark.parametrize("changed", ["nothing", "blocks", "reserved_bytes", "allocated_bytes", "allocation"])
+def test_what_is_free_is_looked_at_anew_where_something_changed(
+    monkeypatch: pytest.MonkeyPatch, changed: str
+) -> None:
+    allocator = Allocator(monkeypatch)
+    memory = PoisonedBlocks([torch.empty(700)])
+    memory.poison(0)
+    memory.poison(1)
+    assert allocator.looks == 1
+    if changed == "blocks":  # another answer to the same requests
+        allocator.blocks = [*allocator.blocks[:2], allocator.whole[:512]]
+    elif changed != "nothing":
+        allocator.current[changed] += 512
+    memory.poison(2)
+    assert allocator.looks == 1 + (changed != "nothing")
+    assert all(bool((block == 74).all()) for block in allocator.blocks)
+    memory.check(allocator.blocks)
+    memory.poison(3)
+    assert allocator.looks == 1 + (changed != "nothing")
+
+
+def test_memory_that_something_else_gave_back_is_poisoned(gpu: None) -> None:
+    """Between two runs, of the size of an output, or new to the allocator."""
+    memory = PoisonedBlocks([torch.empty(2**22, dtype=torch.uint8, device="cuda")])
+    held = [torch.empty(size, dtype=torch.uint8, device="cuda") for size in (2**22, 3 * 2**24)]
+    memory.poison(0)
+    memory.poison(1)
+    for freed in (held[:1], held):
+        places = [(block.data_ptr(), block.numel()) for block in freed]
+        del held[: len(freed)]
+        freed.clear()
+        memory.poison(2)
+        again = [torch.empty(size, dtype=torch.uint8, device="cuda") for _, size in places]
+        memory.check(again)
+        assert all(bool((block == 74).all()) for block in again)
+        del again
 
 
 def test_memory_that_was_not_poisoned_is_noticed(gpu: None) -> None:
