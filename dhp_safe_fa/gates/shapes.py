@@ -14,11 +14,15 @@ from .tools import NotRun
 
 
 def _candidates(head_dim: int, dtype: str) -> Iterator[Shape]:
-    """Self-attention with every mixture of powers of two, the nearest to the reference first."""
+    """Self-attention with every mixture of powers of two, the nearest to the reference first: in how many tiles of
+    queries it has, and of keys, else in its sizes. A kernel for long keys is so run with few heads, which keep a GPU as
+    busy as many: 16 heads of 16384 rows take eight times as long as two."""
     sizes = product((1, 2, 4, 8), (1, 2, 4, 8, 16, 32, 64), (1, 16, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384))
 
-    def distance(size: tuple[int, int, int]) -> float:
-        return sum(abs(math.log2(a / b)) for a, b in zip(size, REFERENCE, strict=True))
+    def distance(size: tuple[int, int, int]) -> tuple[float, float]:
+        queries, keys = math.prod(size) / math.prod(REFERENCE), size[-1] / REFERENCE[-1]
+        in_sizes = sum(abs(math.log2(a / b)) for a, b in zip(size, REFERENCE, strict=True))
+        return abs(math.log2(queries)) + abs(math.log2(keys)), in_sizes
 
     for batch, heads, seqlen in sorted(sizes, key=distance):
         yield Shape(batch, heads, heads, seqlen, seqlen, head_dim, dtype, False)
