@@ -94,7 +94,6 @@ REPORTED = (
     "dram__bytes_read.sum",
     "dram__bytes_write.sum",
     "lts__t_sectors.sum",
-    "sm__throughput.avg.pct_of_peak_sustained_elapsed",
     "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_elapsed",
 )
 # What is counted together: for all shapes, and for one.
