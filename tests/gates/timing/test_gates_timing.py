@@ -91,6 +91,12 @@ def test_nothing_is_found_where_nothing_is() -> None:
     assert one.detectable_ns == pytest.approx(one.detectable_percent / 100 * CYCLES / GHZ, rel=0.01)
 
 
+def test_the_same_seed_gives_the_same_p_values() -> None:
+    """Whichever thread comes first."""
+    first, *again = [[one.p for one in judged(clock()).first.cycles.of.values()] for _ in range(5)]
+    assert len(set(first)) > 1 and all(p == first for p in again)
+
+
 @pytest.mark.parametrize("cycles", [-150.0, 150.0])
 def test_a_difference_is_found_by_name_and_measured_again(cycles: float) -> None:
     fake = clock({"ascending": cycles})
