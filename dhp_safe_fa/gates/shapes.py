@@ -29,15 +29,17 @@ def _candidates(head_dim: int, dtype: str) -> Iterator[Shape]:
 
 
 def shapes_that(is_launched: Callable[[Shape], bool], kernel: dict[str, Any]) -> tuple[Shape, ...]:
-    """Four shapes that launch a kernel of ``_inspect.kernels()``: full; causal; grouped heads; lengths and head_dim
-    that fill no tile. NotRun if none was found."""
+    """Four shapes that launch a kernel of ``_inspect.kernels()``: full; causal; grouped heads, as many as the
+    reference has if they launch it, too, so that query tiles are dealt in every way; lengths and head_dim that fill no
+    tile. NotRun if none was found."""
     name, head_dim, dtype = str(kernel["name"]), int(kernel["head_dim"]), str(kernel["dtype"])
     for full in _candidates(head_dim, dtype):
         odd = replace(full, seqlen_q=full.seqlen_q + 13, seqlen_k=full.seqlen_k + 77, head_dim=head_dim - 8)
-        grouped = replace(full, heads_k=max(1, full.heads_q // 4), is_causal=True)
-        shapes = (full, replace(full, is_causal=True), grouped, replace(odd, is_causal=True))
-        if all(map(is_launched, shapes)):
-            return shapes
+        for heads in (max(full.heads_q, REFERENCE[1]), full.heads_q):
+            grouped = replace(full, heads_q=heads, heads_k=max(1, heads // 4), is_causal=True)
+            shapes = (full, replace(full, is_causal=True), grouped, replace(odd, is_causal=True))
+            if all(map(is_launched, shapes)):
+                return shapes
     raise NotRun(f"{name}: no shape was found whose plan chooses this kernel")
 
 

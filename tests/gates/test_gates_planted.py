@@ -67,6 +67,24 @@ def test_shapes_launch_the_kernel(kernel: dict[str, object]) -> None:
         assert plan and plan["kernel"] == kernel["name"]
 
 
+LONG = [kernel for kernel in FORWARD if not kernel["is_short"] and int(str(kernel["warpgroups"])) > 1]
+
+
+@pytest.mark.parametrize("kernel", LONG, ids=lambda kernel: str(kernel["name"]))
+def test_shapes_are_dealt_in_every_way(kernel: dict[str, object]) -> None:
+    """In order and from the list; keys of several segments by one CTA; heads that share keys are not all of them."""
+    shapes = forward.shapes_of(kernel)
+    plans = [_inspect.plan(shape.q, shape.k, shape.dtype, shape.is_causal) for shape in shapes]
+    assert all(plan and plan["splits"] == 1 for plan in plans)
+    assert all(shape.heads_k > 1 for shape in shapes)
+    of_both = [
+        0 < plan["listed_groups"] < shape.batch * shape.heads_q // plan["heads_per_tile"]
+        for plan, shape in zip(plans, shapes, strict=True)
+        if plan and plan["mirrored"]
+    ]
+    assert any(of_both) and not all(of_both)
+
+
 @pytest.mark.parametrize("kernel", WINDOWED, ids=lambda kernel: str(kernel["name"]))
 def test_shapes_launch_the_kernel_of_windows(kernel: dict[str, object]) -> None:
     shapes = windowed.shapes_of(kernel)

@@ -8,8 +8,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-# More than the workspaces of the peers' forward passes need on the shapes of this gate; ours has none there. Requests
-# of at most 1 MiB, as for the workspace of our backward, torch serves from other memory: blocks of all sizes are there.
+# More than the workspaces of forward passes need on the shapes of this gate, the peers' and ours, which are rows' parts
+# between segments, 17 MiB at most. Requests of at most 1 MiB, as for the workspace of our backward, torch serves from
+# other memory: blocks of all sizes are there.
 _WORKSPACE_BYTES = (32 * 2**20, *(2**n for n in range(9, 21)))
 
 _LARGEST_SMALL = 2**20  # bytes of a request that torch serves from small memory
@@ -31,22 +32,23 @@ class Memory(Protocol):
 class PoisonedBlocks:
     """Blocks of torch's caching allocator that the calls under test will be given, because they have just been freed.
 
-    First a block as large as each output and blocks for workspaces are taken and given back: there is memory for a
-    call then. Before each run all memory that the allocator has free is taken, filled and given back. It serves a
-    request from the smallest free block that holds it, so outputs come from these; whether they did is checked. (A pool
-    of their own would say the same of workspaces, but torch 2.11 crashes when it is asked about one.)
+    Before each run all memory that the allocator has free is taken, filled and given back. It serves a request from the
+    smallest free block that holds it, so outputs come from these; whether they did is checked. (A pool of their own
+    would say the same of workspaces, but torch 2.11 crashes when it is asked about one.)
 
-    Which blocks are free takes the allocator longer to say than a run takes, and mostly it is what was free before the
-    last run: that is asked for again, and looked at anew where the allocator answers with another block, or has more
-    memory, or less of it in use.
+    Which blocks are free takes the allocator longer to say than a run takes, and mostly they are those of the last
+    look: these are asked for again. It is looked anew where the allocator has another amount of memory, or of it in
+    use, or answers with another block: first a block as large as each output and blocks for workspaces are taken and
+    given back, so that there is memory for a call.
     """
 
     def __init__(self, outputs: Sequence[Tensor]) -> None:
         torch.cuda.empty_cache()  # or a free block that something else left would be given to a call
         storages = [output.untyped_storage().nbytes() for output in outputs]  # an output may be a part of one
-        _take([_GRANULE * max(1, -(-size // _GRANULE)) for size in storages] + [*_WORKSPACE_BYTES])
-        self._sizes: list[int] = []  # of all that is free, in the order in which it is asked for
-        self._seen: tuple[object, ...] = ()  # where these blocks lay, and what the allocator had in use with them
+        self._reserve = [_GRANULE * max(1, -(-size // _GRANULE)) for size in storages] + [*_WORKSPACE_BYTES]
+        self._in_use: tuple[int, ...] = ()  # when it was last looked at, before anything was taken
+        self._sizes: list[int] = []  # of all that was free, in the order in which it is asked for
+        self._places: list[int] = []  # where these blocks lay
         self._filled: list[tuple[int, int]] = []  # from address to address, none next to another
 
     def poison(self, run: int) -> None:
@@ -57,17 +59,24 @@ class PoisonedBlocks:
 
     def _all_free(self) -> list[Tensor]:
         """All blocks that are free, taken."""
-        blocks = _take(self._sizes)
-        if not self._sizes or _state(blocks) != self._seen:
-            del blocks  # or they would not be free
-            self._sizes = free_sizes()
+        if _in_use() == self._in_use:
             blocks = _take(self._sizes)
-            self._seen = _state(blocks)
-            self._filled = []
-            for start, end in sorted((block.data_ptr(), block.data_ptr() + block.numel()) for block in blocks):
-                if self._filled and self._filled[-1][1] == start:  # once given back they are one block
-                    start = self._filled.pop()[0]
-                self._filled.append((start, end))
+            if [block.data_ptr() for block in blocks] == self._places:
+                return blocks
+            del blocks  # or they would not be free
+        return self._look()
+
+    def _look(self) -> list[Tensor]:
+        """The same, whatever was free before."""
+        _take(self._reserve)
+        self._in_use, self._sizes = _in_use(), free_sizes()
+        blocks = _take(self._sizes)
+        self._places = [block.data_ptr() for block in blocks]
+        self._filled = []
+        for start, end in sorted((block.data_ptr(), block.data_ptr() + block.numel()) for block in blocks):
+            if self._filled and self._filled[-1][1] == start:  # once given back they are one block
+                start = self._filled.pop()[0]
+            self._filled.append((start, end))
         return blocks
 
     def check(self, outputs: Sequence[Tensor]) -> None:
@@ -85,12 +94,12 @@ def _take(sizes: Sequence[int]) -> list[Tensor]:
     return [torch.empty(size, dtype=torch.uint8, device="cuda") for size in sizes]
 
 
-def _state(blocks: Sequence[Tensor]) -> tuple[object, ...]:
-    """Where blocks lie, and how much memory the allocator has, and has in use: all it has free is known from what it
-    had free when this was last the same."""
+def _in_use() -> tuple[int, ...]:
+    """How much memory the allocator has, and has in use: also what was given back and waits for another stream, which
+    is in use until it can be had again."""
     said = torch.cuda.memory_stats_as_nested_dict()
-    used = tuple(said[kind]["all"]["current"] for kind in ("reserved_bytes", "allocated_bytes", "allocation"))
-    return (*(block.data_ptr() for block in blocks), *used)
+    kinds = ("reserved_bytes", "allocated_bytes", "active_bytes", "allocation", "active")
+    return tuple(said[kind]["all"]["current"] for kind in kinds)
 
 
 def free_sizes() -> list[int]:

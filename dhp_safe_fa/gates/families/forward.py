@@ -67,11 +67,12 @@ def shapes_of(kernel: dict[str, Any]) -> tuple[Shape, ...]:
         longer = [replace(shape, seqlen_k=max(shape.seqlen_k, keys)) for keys in lengths if not shape.is_causal]
         return next(filter(is_whole, longer), shape)
 
-    try:
-        found = shapes_that(lambda shape: planned(shape) == name, kernel)
-    except NotRun:
-        return few_heads_of_two_segments(is_whole, kernel)
-    return tuple(map(long, found))
+    for is_launched in (is_whole, lambda shape: planned(shape) == name):
+        try:
+            return tuple(map(long, shapes_that(is_launched, kernel)))
+        except NotRun:
+            pass
+    return few_heads_of_two_segments(is_whole, kernel)
 
 
 def attend(inputs: Inputs, is_causal: bool) -> tuple[Tensor, ...]:

@@ -100,6 +100,13 @@ def test_one_bad_run_among_many_is_found() -> None:
     assert said.endswith("1 of 49 runs differ from the first, run 7 before all others")
 
 
+def test_a_difference_in_another_output_alone_is_found() -> None:
+    differs = runs_that_differ({7: 1.0})
+    said = compare_runs(lambda: (torch.ones(3), *differs()), ("lse", "out"), Unpoisoned(), 50)
+    assert said.startswith("out[2, 3]: 0 ")
+    assert said.endswith("1 of 49 runs differ from the first, run 7 before all others")
+
+
 def test_a_bad_first_run_is_found() -> None:
     assert "49 of 49 runs" in compare_runs(runs_that_differ({0: 1.0}), ("out",), Unpoisoned(), 50)
 
@@ -481,15 +488,21 @@ class Allocator:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.whole = torch.zeros(6 * 512, dtype=torch.uint8)
         self.blocks = [self.whole[1024:2048], self.whole[512:1024], self.whole[2560:]]
-        self.current = {"reserved_bytes": 3072, "allocated_bytes": 2048, "allocation": 3}
+        kinds = ("reserved_bytes", "allocated_bytes", "active_bytes", "allocation", "active")
+        self.current = dict.fromkeys(kinds, 512)
         self.looks = 0
+        self.asked: list[list[int]] = []
         monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
         monkeypatch.setattr(torch.cuda, "memory_stats_as_nested_dict", self.statistics)
         monkeypatch.setattr(bitwise_memory, "free_sizes", self.free_sizes)
-        monkeypatch.setattr(bitwise_memory, "_take", lambda sizes: self.blocks if sizes else [])
+        monkeypatch.setattr(bitwise_memory, "_take", self.take)
 
     def statistics(self) -> dict[str, dict[str, dict[str, int]]]:
         return {name: {"all": {"current": value}} for name, value in self.current.items()}
+
+    def take(self, sizes: list[int]) -> list[Tensor]:
+        self.asked.append(sizes)
+        return self.blocks
 
     def free_sizes(self) -> list[int]:
         self.looks += 1
@@ -508,21 +521,27 @@ def test_an_output_in_two_blocks_that_were_poisoned(monkeypatch: pytest.MonkeyPa
             memory.check([outside])
 
 
-@pytest.mark.parametrize("changed", ["nothing", "blocks", "reserved_bytes", "allocated_bytes", "allocation"])
+@pytest.mark.parametrize(
+    "changed", ["nothing", "blocks", "reserved_bytes", "allocated_bytes", "active_bytes", "allocation", "active"]
+)
 def test_what_is_free_is_looked_at_anew_where_something_changed(
     monkeypatch: pytest.MonkeyPatch, changed: str
 ) -> None:
     allocator = Allocator(monkeypatch)
     memory = PoisonedBlocks([torch.empty(700)])
     memory.poison(0)
+    reserve, free = allocator.asked
+    assert reserve == [3072, *bitwise_memory._WORKSPACE_BYTES] and free == [1024, 512, 512]
     memory.poison(1)
-    assert allocator.looks == 1
+    assert allocator.looks == 1 and allocator.asked[2:] == [free]
     if changed == "blocks":  # another answer to the same requests
         allocator.blocks = [*allocator.blocks[:2], allocator.whole[:512]]
     elif changed != "nothing":
         allocator.current[changed] += 512
     memory.poison(2)
     assert allocator.looks == 1 + (changed != "nothing")
+    if changed not in ("nothing", "blocks"):  # what is gone is not asked for: that would be new memory
+        assert allocator.asked[3] == reserve
     assert all(bool((block == 74).all()) for block in allocator.blocks)
     memory.check(allocator.blocks)
     memory.poison(3)
