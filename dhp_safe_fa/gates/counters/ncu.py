@@ -22,6 +22,8 @@ from ..tools import NotRun
 INSTALLED = Path("/opt/nvidia/nsight-compute")
 _NVTX = "thread Domain:Push/Pop_Range:PL_Type:PL_Value:CLR_Type:Color:Msg_Type:Msg"
 _RANGE = re.compile(r"dhp:(\d+):")
+# Only what is launched in these is counted. To start and stop the profiler around each launch takes as long as a pass.
+_RANGES = "regex:dhp.*/"
 _ERROR = re.compile(r"==ERROR== (.*)")
 _PERMISSION = "ERR_NVGPUCTRPERM"
 # Of a cell. One that lists what each instruction of a kernel did has 20 to 30 bytes for each; the csv module takes
@@ -222,13 +224,16 @@ def cause(log: str, errors: str, code: int) -> str:
 
 
 def _command(ncu: Path, request: Request, folder: Path) -> list[str]:
-    """Instances are printed where they are opcodes: those of instructions make most of a log, and nobody reads them."""
+    """Instances are printed where they are opcodes: those of instructions make most of a log, and nobody reads them.
+    Passes over the same launch begin with empty caches, which ncu flushes. Where a pass is a run of everything, the copy
+    of the inputs leaves the caches alike before a launch, and a flush takes longer than most launches."""
     instances = "details" if any(map(_is_per_opcode, request.metrics)) else "none"
+    replay, caches = ("application", "none") if request.application_replay else ("kernel", "all")
     # fmt: off
     return [
-        str(ncu), "--clock-control", "none", "--profile-from-start", "off", "--nvtx", "--csv", "--page", "raw",
+        str(ncu), "--clock-control", "none", "--nvtx", "--nvtx-include", _RANGES, "--csv", "--page", "raw",
         "--print-units", "base", "--print-metric-instances", instances, "--metrics", ",".join(request.metrics),
-        "--replay-mode", "application" if request.application_replay else "kernel", "--log-file", str(folder / "log"),
+        "--replay-mode", replay, "--cache-control", caches, "--log-file", str(folder / "log"),
         sys.executable, "-m", "dhp_safe_fa.gates.counters.counted", str(folder / "request"),
     ]
     # fmt: on
