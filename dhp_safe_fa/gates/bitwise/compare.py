@@ -1,4 +1,4 @@
-"""Are two tensors, or a thousand runs, the same bytes? Compared on the device; the host waits once, at the end."""
+"""Are two tensors, or a thousand runs, the same bytes? Compared on the device, many runs at a time."""
 
 from __future__ import annotations
 
@@ -11,6 +11,11 @@ from .memory import Memory, PoisonedBlocks
 
 # An integer type of the same width: NaN equals NaN, -0 differs from +0.
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+# Runs that are compared at a time, and the bytes that copies of their outputs take at most, unless one takes more: to
+# compare each alone is three launches a run and output, which take the host longer than the call.
+_BATCH = 32
+_BATCH_BYTES = 2**28
 
 Outputs = tuple[Tensor, ...]
 
@@ -46,6 +51,51 @@ def compare_outputs(names: Sequence[str], expected: Outputs, got: Outputs) -> st
     return "; ".join(part for part in parts if part)
 
 
+class Batch:
+    """Copies of the outputs of runs, until there are enough to be compared with the first run's.
+
+    Attributes:
+        wrong: [runs, outputs], how many elements of each differ; of the first run none.
+        changed: the first run's outputs with the last differing value of each element.
+    """
+
+    def __init__(self, first: Outputs, runs: int) -> None:
+        size = sum(output.numel() * output.element_size() for output in first)
+        room = max(1, min(_BATCH, runs - 1, _BATCH_BYTES // max(1, size)))
+        self._expected = [bits(output) for output in first]
+        self._copies = [output.new_empty((room, *output.shape)) for output in first]
+        self._slots = list(zip(*(copies.unbind() for copies in self._copies), strict=True))
+        self._differs = [torch.empty_like(copies, dtype=torch.bool) for copies in self._copies]
+        self._compared, self._held = 1, 0  # runs
+        self.wrong = torch.zeros(runs, len(first), dtype=torch.int64, device=first[0].device)
+        self.changed = tuple(output.clone() for output in first)
+
+    def add(self, outputs: Outputs) -> None:
+        """Those of the next run. ValueError if they are of another shape or type."""
+        for slot, output in zip(self._slots[self._held], outputs, strict=True):
+            if output.shape != slot.shape or output.dtype != slot.dtype:
+                raise ValueError(f"outputs of two runs are {slot.dtype} {slot.shape} and {output.dtype} {output.shape}")
+            slot.copy_(output)
+        self._held += 1
+        if self._held == len(self._slots):
+            self.compare()
+
+    def compare(self) -> None:
+        """The runs that have been added since the last time."""
+        held = self._held
+        wrong = self.wrong[self._compared : self._compared + held]
+        for expected, copies, differs, count in zip(
+            self._expected, self._copies, self._differs, wrong.unbind(1), strict=True
+        ):
+            torch.ne(bits(copies[:held]), expected, out=differs[:held])
+            torch.sum(differs[:held].view(held, expected.numel()), 1, out=count)
+        if wrong.any():
+            for slot, outputs in enumerate(self._slots[:held]):
+                for differs, output, changed in zip(self._differs, outputs, self.changed, strict=True):
+                    torch.where(differs[slot], output, changed, out=changed)
+        self._compared, self._held = self._compared + held, 0
+
+
 def compare_runs(
     call: Callable[[], Outputs],
     names: Sequence[str],
@@ -72,22 +122,14 @@ def compare_runs(
         return outputs
 
     first = tuple(output.clone() for output in once(0))
-    expected = [bits(output) for output in first]
-    changed = [output.clone() for output in first]  # with the last differing value of each element
-    wrong = torch.zeros(runs, len(first), dtype=torch.int64, device=first[0].device)  # elements of each output
-
-    def note(run: int) -> None:  # a function, so that no variable keeps an output, hence its memory, for the next run
-        for right, output, kept, count in zip(expected, once(run), changed, wrong[run], strict=True):
-            differs = bits(output) != right
-            torch.sum(differs.flatten(), 0, out=count)
-            torch.where(differs, output, kept, out=kept)
-
+    batch = Batch(first, runs)
     for run in range(1, runs):
-        note(run)
-    said = compare_outputs(names, first, tuple(changed))
+        batch.add(once(run))  # no variable keeps an output, hence its memory, for the next run
+    batch.compare()
+    said = compare_outputs(names, first, batch.changed)
     if not said:
         return ""
-    bad = wrong.any(dim=1).nonzero().flatten()
+    bad = batch.wrong.any(dim=1).nonzero().flatten()
     return f"{said}; {len(bad)} of {runs - 1} runs differ from the first, run {int(bad[0])} before all others"
 
 

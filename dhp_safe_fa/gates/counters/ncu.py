@@ -225,15 +225,15 @@ def cause(log: str, errors: str, code: int) -> str:
 
 def _command(ncu: Path, request: Request, folder: Path) -> list[str]:
     """Instances are printed where they are opcodes: those of instructions make most of a log, and nobody reads them.
-    Passes over the same launch begin with empty caches, which ncu flushes. Where a pass is a run of everything, the copy
-    of the inputs leaves the caches alike before a launch, and a flush takes longer than most launches."""
+    Caches are flushed before each pass (ncu's default): where they are warm, a warp that spins until its data are there
+    spins as often in every run, and the control spin_loop is not seen."""
     instances = "details" if any(map(_is_per_opcode, request.metrics)) else "none"
-    replay, caches = ("application", "none") if request.application_replay else ("kernel", "all")
+    replay = "application" if request.application_replay else "kernel"
     # fmt: off
     return [
         str(ncu), "--clock-control", "none", "--nvtx", "--nvtx-include", _RANGES, "--csv", "--page", "raw",
         "--print-units", "base", "--print-metric-instances", instances, "--metrics", ",".join(request.metrics),
-        "--replay-mode", replay, "--cache-control", caches, "--log-file", str(folder / "log"),
+        "--replay-mode", replay, "--cache-control", "all", "--log-file", str(folder / "log"),
         sys.executable, "-m", "dhp_safe_fa.gates.counters.counted", str(folder / "request"),
     ]
     # fmt: on

@@ -50,8 +50,8 @@ _FIELDS = 3  # of a stamp: nanoseconds, cycles, multiprocessor
 _EVICT = 2
 
 # Between two launches the GPU does next to nothing for this long, so that power drawn by one class is not still felt
-# in the next. Ten times as long changed nothing; the host needs it, too, to submit what comes next.
-GAP_US = 100.0
+# in the next. A hundred and a thousand microseconds changed nothing.
+GAP_US = 30.0
 _CYCLES_PER_US = 1980  # of an H100 at its highest clock; a lower clock only makes the gap longer
 # Part of the blocks in which the second stamp of every launch lands where the first one did: an otherwise idle GPU
 # starts a single CTA always on the same multiprocessor. Other blocks are dropped.

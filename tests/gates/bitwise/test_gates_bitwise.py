@@ -94,10 +94,24 @@ def runs_that_differ(at: dict[int, float]) -> Callable[[], tuple[Tensor, ...]]:
     return call
 
 
-def test_one_bad_run_among_many_is_found() -> None:
-    said = compare_runs(runs_that_differ({7: 1.0}), ("out",), Unpoisoned(), 50)
+@pytest.mark.parametrize("bad", [1, 7, 32, 33, 64, 65, 69])  # 32 are compared at a time
+@pytest.mark.parametrize("at_a_time", [2**28, 0])
+def test_one_bad_run_among_many_is_found(bad: int, at_a_time: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dhp_safe_fa.gates.bitwise.compare._BATCH_BYTES", at_a_time)
+    said = compare_runs(runs_that_differ({bad: 1.0}), ("out",), Unpoisoned(), 70)
     assert said.startswith("out[2, 3]: 0 (0x00000000) became 1 (0x3f800000); 1 of 20 elements differ; ")
-    assert said.endswith("1 of 49 runs differ from the first, run 7 before all others")
+    assert said.endswith(f"1 of 69 runs differ from the first, run {bad} before all others")
+
+
+def test_bad_runs_are_counted_and_the_last_is_shown() -> None:
+    said = compare_runs(runs_that_differ({3: 1.0, 40: 2.0, 41: 0.0}), ("out",), Unpoisoned(), 70)
+    assert "became 2 (" in said and said.endswith("2 of 69 runs differ from the first, run 3 before all others")
+
+
+def test_runs_with_outputs_of_unlike_shapes_are_an_error() -> None:
+    sizes = iter([3, 1])
+    with pytest.raises(ValueError, match=r"outputs of two runs are torch.float32 .*\[3\].* and torch.float32"):
+        compare_runs(lambda: (torch.ones(next(sizes)),), ("out",), Unpoisoned(), 2)
 
 
 def test_a_difference_in_another_output_alone_is_found() -> None:
@@ -360,6 +374,31 @@ def test_verdicts(monkeypatch: pytest.MonkeyPatch) -> None:
     assert examine(monkeypatch, share=0.2)[0] == INVALID
 
 
+@pytest.mark.parametrize(("shares", "share", "found"), [((0.6,), 0.6, 1), ((0.3, 0.7), 0.7, 2), ((0.3, 0.4), 0.4, 2)])
+def test_runs_beside_a_load_that_ended_too_early_are_made_again(
+    shares: tuple[float, ...], share: float, found: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside a longer one; what either finds stands."""
+    lengths: list[float] = []
+
+    class Load:
+        def __init__(self, milliseconds: float) -> None:
+            lengths.append(milliseconds)
+
+        def busy_share(self) -> float:
+            return shares[len(lengths) - 1]
+
+    def repeat(call: object, names: object, runs: int, beside: Load | None = None) -> str:
+        return "differs" if beside else ""
+
+    monkeypatch.setattr(bitwise, "Load", Load)
+    monkeypatch.setattr(bitwise, "repeat", repeat)
+    subject = Subject("a", lambda given, is_causal: given[:1], nullcontext, ("a",), (SHAPES[0],), make=lambda *_: ())
+    said = [f"{SHAPES[0]} normal, beside a load: differs"] * found
+    assert bitwise.repeat_shape(subject, SHAPES[0], bitwise.QUICK) == (said, share)
+    assert len(lengths) == found and lengths[1:] == [4 * lengths[0]] * (found - 1)
+
+
 def test_ours_may_refuse_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     assert examine(monkeypatch, refused=("way",)) == (FAIL, each_class("way"))
     assert examine(monkeypatch, refused=("way",), kernels=()) == (PASS, [])
@@ -496,6 +535,7 @@ class Allocator:
         monkeypatch.setattr(torch.cuda, "memory_stats_as_nested_dict", self.statistics)
         monkeypatch.setattr(bitwise_memory, "free_sizes", self.free_sizes)
         monkeypatch.setattr(bitwise_memory, "_take", self.take)
+        monkeypatch.setattr(bitwise_memory, "_bytes", self.bytes)
 
     def statistics(self) -> dict[str, dict[str, dict[str, int]]]:
         return {name: {"all": {"current": value}} for name, value in self.current.items()}
@@ -503,6 +543,10 @@ class Allocator:
     def take(self, sizes: list[int]) -> list[Tensor]:
         self.asked.append(sizes)
         return self.blocks
+
+    def bytes(self, start: int, end: int) -> Tensor:
+        first = start - self.whole.data_ptr()
+        return self.whole[first : first + end - start]
 
     def free_sizes(self) -> list[int]:
         self.looks += 1
