@@ -43,7 +43,7 @@ FULL = Extent(runs=1000, class_runs=50, control_runs=200)
 
 def repeat_shape(subject: Subject, shape: Shape, extent: Extent) -> tuple[list[str], float]:
     """All classes of inputs repeated alone, then the normal one beside a load. Returns the differences, and for which
-    part of the time the load was running."""
+    part of the time the load was running, the last time."""
     problems = []
     took_ms = 0.0  # a run on normal inputs, with all that goes with it
     share = 0.0

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -36,6 +37,16 @@ class Step:
     launches: Sequence[tuple[str, str]] = ()
 
 
+@contextmanager
+def _profiler() -> Iterator[None]:
+    """On for all steps of a label, because to start and stop it takes as long as a short launch: between them there may
+    be copies, and a kernel that is in no step's range is an error."""
+    torch.cuda.synchronize()
+    torch.cuda.profiler.start()
+    yield
+    torch.cuda.profiler.stop()
+
+
 def _subject_steps(name: str, subject: Subject, shapes: int, data: list[str]) -> Iterator[Step]:
     """Fixed buffers, into which each class is copied: the addresses are the same in every launch. name: of one kernel
     of the call."""
@@ -51,10 +62,11 @@ def _subject_steps(name: str, subject: Subject, shapes: int, data: list[str]) ->
 
         call()  # loads and plans whatever is loaded and planned once
         launches = subject.launches(shape) if subject.launches else ()
-        for chosen in data:
-            for buffer, content in zip(buffers, classes[chosen], strict=True):
-                buffer.copy_(content)
-            yield Step(name, str(shape), chosen, call, launches)
+        with _profiler():
+            for chosen in data:
+                for buffer, content in zip(buffers, classes[chosen], strict=True):
+                    buffer.copy_(content)
+                yield Step(name, str(shape), chosen, call, launches)
 
 
 def _control_steps(names: list[str], data: list[str]) -> Iterator[Step]:
@@ -69,9 +81,10 @@ def _control_steps(names: list[str], data: list[str]) -> Iterator[Step]:
 
         secret.copy_(secrets[data[0]])
         call()  # the first launch of a kernel loads it
-        for chosen in data:
-            secret.copy_(secrets[chosen])
-            yield Step(name, twin, chosen, call)
+        with _profiler():
+            for chosen in data:
+                secret.copy_(secrets[chosen])
+                yield Step(name, twin, chosen, call)
 
 
 def _steps(request: dict[str, Any]) -> Iterator[Step]:

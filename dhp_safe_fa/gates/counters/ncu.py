@@ -22,8 +22,6 @@ from ..tools import NotRun
 INSTALLED = Path("/opt/nvidia/nsight-compute")
 _NVTX = "thread Domain:Push/Pop_Range:PL_Type:PL_Value:CLR_Type:Color:Msg_Type:Msg"
 _RANGE = re.compile(r"dhp:(\d+):")
-# Only what is launched in these is counted. To start and stop the profiler around each launch takes as long as a pass.
-_RANGES = "regex:dhp.*/"
 _ERROR = re.compile(r"==ERROR== (.*)")
 _PERMISSION = "ERR_NVGPUCTRPERM"
 # Of a cell. One that lists what each instruction of a kernel did has 20 to 30 bytes for each; the csv module takes
@@ -231,7 +229,7 @@ def _command(ncu: Path, request: Request, folder: Path) -> list[str]:
     replay = "application" if request.application_replay else "kernel"
     # fmt: off
     return [
-        str(ncu), "--clock-control", "none", "--nvtx", "--nvtx-include", _RANGES, "--csv", "--page", "raw",
+        str(ncu), "--clock-control", "none", "--profile-from-start", "off", "--nvtx", "--csv", "--page", "raw",
         "--print-units", "base", "--print-metric-instances", instances, "--metrics", ",".join(request.metrics),
         "--replay-mode", replay, "--cache-control", "all", "--log-file", str(folder / "log"),
         sys.executable, "-m", "dhp_safe_fa.gates.counters.counted", str(folder / "request"),

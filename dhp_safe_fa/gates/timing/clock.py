@@ -50,8 +50,8 @@ _FIELDS = 3  # of a stamp: nanoseconds, cycles, multiprocessor
 _EVICT = 2
 
 # Between two launches the GPU does next to nothing for this long, so that power drawn by one class is not still felt
-# in the next. A thousand instead of a hundred changed nothing, and with 30 seven kernels resolve what they did with 100
-# (0.14 to 0.92 % for 0.16 to 0.61 %, an H200).
+# in the next. A thousand instead of a hundred changed nothing. With 30 (an H200, another run) five of seven kernels
+# resolve as much as they did with 100, or more, and the two shortest 0.33 and 0.92 % instead of 0.30 and 0.61.
 GAP_US = 30.0
 _CYCLES_PER_US = 1980  # of an H100 at its highest clock; a lower clock only makes the gap longer
 # Part of the blocks in which the second stamp of every launch lands where the first one did: an otherwise idle GPU

@@ -16,6 +16,7 @@ from torch import Tensor
 
 import dhp_safe_fa
 from dhp_safe_fa.gates import cli, controls, inputs, subjects
+from dhp_safe_fa.gates.bitwise import compare as bitwise_compare
 from dhp_safe_fa.gates.bitwise import gate as bitwise
 from dhp_safe_fa.gates.bitwise import load as bitwise_load
 from dhp_safe_fa.gates.bitwise import memory as bitwise_memory
@@ -97,21 +98,64 @@ def runs_that_differ(at: dict[int, float]) -> Callable[[], tuple[Tensor, ...]]:
 @pytest.mark.parametrize("bad", [1, 7, 32, 33, 64, 65, 69])  # 32 are compared at a time
 @pytest.mark.parametrize("at_a_time", [2**28, 0])
 def test_one_bad_run_among_many_is_found(bad: int, at_a_time: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dhp_safe_fa.gates.bitwise.compare._BATCH_BYTES", at_a_time)
+    monkeypatch.setattr(bitwise_compare, "_BATCH_BYTES", at_a_time)
     said = compare_runs(runs_that_differ({bad: 1.0}), ("out",), Unpoisoned(), 70)
     assert said.startswith("out[2, 3]: 0 (0x00000000) became 1 (0x3f800000); 1 of 20 elements differ; ")
     assert said.endswith(f"1 of 69 runs differ from the first, run {bad} before all others")
 
 
 def test_bad_runs_are_counted_and_the_last_is_shown() -> None:
-    said = compare_runs(runs_that_differ({3: 1.0, 40: 2.0, 41: 0.0}), ("out",), Unpoisoned(), 70)
-    assert "became 2 (" in said and said.endswith("2 of 69 runs differ from the first, run 3 before all others")
+    said = compare_runs(runs_that_differ({3: 1.0, 40: 2.0, 42: 3.0, 43: 0.0}), ("out",), Unpoisoned(), 70)
+    assert "became 3 (" in said and said.endswith("3 of 69 runs differ from the first, run 3 before all others")
 
 
-def test_runs_with_outputs_of_unlike_shapes_are_an_error() -> None:
-    sizes = iter([3, 1])
-    with pytest.raises(ValueError, match=r"outputs of two runs are torch.float32 .*\[3\].* and torch.float32"):
-        compare_runs(lambda: (torch.ones(next(sizes)),), ("out",), Unpoisoned(), 2)
+@pytest.mark.parametrize(("at_a_time", "compared"), [(2**28, 3), (160, 35), (0, 69)])  # an output has 80 bytes
+def test_so_many_runs_are_compared_at_a_time(at_a_time: int, compared: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bitwise_compare, "_BATCH_BYTES", at_a_time)
+    batches: list[int] = []
+    compare = bitwise_compare.Batch.compare
+
+    def counted(batch: bitwise_compare.Batch) -> None:
+        batches.append(batch._held)
+        compare(batch)
+
+    monkeypatch.setattr(bitwise_compare.Batch, "compare", counted)
+    assert compare_runs(runs_that_differ({}), ("out",), Unpoisoned(), 70) == ""
+    assert len([held for held in batches if held]) == compared and sum(batches) == 69
+
+
+@pytest.mark.parametrize(
+    ("first", "then", "differs"),
+    [(0x0000, 0x8000, True), (0x7FC0, 0x7FC1, True), (0x7FC0, 0x7FC0, False)],
+    ids=["zeros of two signs", "NaN of two payloads", "NaN"],
+)
+def test_bits_of_runs_are_compared(first: int, then: int, differs: bool) -> None:
+    patterns = iter([first, *[then] * 40])
+
+    def call() -> tuple[Tensor, ...]:
+        return (torch.tensor([next(patterns)], dtype=torch.uint16).view(torch.bfloat16),)
+
+    assert bool(compare_runs(call, ("out",), Unpoisoned(), 41)) == differs
+
+
+def test_all_outputs_of_each_run_are_looked_for_in_the_poisoned_memory() -> None:
+    looked_at: list[int] = []
+
+    class Looked(Unpoisoned):
+        def check(self, outputs: Sequence[Tensor]) -> None:
+            looked_at.append(len(outputs))
+
+    assert compare_runs(lambda: (torch.ones(3), torch.ones(2)), ("out", "lse"), Looked(), 40) == ""
+    assert looked_at == [2] * 40
+
+
+@pytest.mark.parametrize(
+    "then", [torch.ones(1, 2), torch.ones(1), torch.ones(2, 1), torch.ones(1, 2, dtype=torch.float16)], ids=str
+)
+def test_runs_with_outputs_of_unlike_shapes_or_types_are_an_error(then: Tensor) -> None:
+    outputs = iter([torch.ones(2, 1, dtype=torch.float16), then])
+    with pytest.raises(ValueError, match=r"outputs of two runs are torch.float16 .*\[2, 1\].* and torch.float"):
+        compare_runs(lambda: (next(outputs),), ("out",), Unpoisoned(), 2)
 
 
 def test_a_difference_in_another_output_alone_is_found() -> None:
@@ -378,8 +422,9 @@ def test_verdicts(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_runs_beside_a_load_that_ended_too_early_are_made_again(
     shares: tuple[float, ...], share: float, found: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Beside a longer one; what either finds stands."""
+    """Beside a longer one; what either finds stands. Of each class there are as many runs as there have to be."""
     lengths: list[float] = []
+    made: list[tuple[str, int, bool]] = []
 
     class Load:
         def __init__(self, milliseconds: float) -> None:
@@ -388,15 +433,32 @@ def test_runs_beside_a_load_that_ended_too_early_are_made_again(
         def busy_share(self) -> float:
             return shares[len(lengths) - 1]
 
-    def repeat(call: object, names: object, runs: int, beside: Load | None = None) -> str:
+    def repeat(call: Callable[[], tuple[str]], names: object, runs: int, beside: Load | None = None) -> str:
+        made.append((*call(), runs, beside is not None))
         return "differs" if beside else ""
 
+    classes = ("zeros", "normal", "large")
     monkeypatch.setattr(bitwise, "Load", Load)
     monkeypatch.setattr(bitwise, "repeat", repeat)
-    subject = Subject("a", lambda given, is_causal: given[:1], nullcontext, ("a",), (SHAPES[0],), make=lambda *_: ())
+    clock = iter([0.0, 10.0, 12.5, 20.0])  # when the runs of each class begin, and when those of the second have ended
+    monkeypatch.setattr(bitwise, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
+    subject = Subject(
+        "a", lambda given, _: given, nullcontext, ("a",), (SHAPES[0],), make=lambda name, *_: (name,), classes=classes
+    )
     said = [f"{SHAPES[0]} normal, beside a load: differs"] * found
-    assert bitwise.repeat_shape(subject, SHAPES[0], bitwise.QUICK) == (said, share)
-    assert len(lengths) == found and lengths[1:] == [4 * lengths[0]] * (found - 1)
+    assert bitwise.repeat_shape(subject, SHAPES[0], bitwise.FULL) == (said, share)
+    assert lengths == [2.5, 10.0][:found]  # milliseconds: a thousand runs took 2.5 s
+    alone = [("zeros", 50, False), ("normal", 1000, False), ("large", 50, False)]
+    assert made == alone + [("normal", 1000, True)] * found
+
+
+def test_the_shape_beside_which_the_load_ran_least_decides(monkeypatch: pytest.MonkeyPatch) -> None:
+    shares = iter([0.9, 0.3, 0.8])
+    monkeypatch.setattr(bitwise, "repeat_shape", lambda *_: ([], next(shares)))
+    monkeypatch.setattr(bitwise, "rows_of_shape", lambda *_: Rows([], [], 18))
+    subject = Subject("a", lambda given, _: given, nullcontext, ("a",), (SHAPES[0], SHAPES[1], SHAPES[0]))
+    result = bitwise.examine(subject, bitwise.QUICK, RIGHT, lambda _: None)
+    assert result.verdict == INVALID and "30 %" in str(result.as_json())
 
 
 def test_ours_may_refuse_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -561,16 +623,15 @@ def test_an_output_in_two_blocks_that_were_poisoned(monkeypatch: pytest.MonkeyPa
     assert whole.tolist() == [0] * 512 + [37] * 1536 + [0] * 512 + [37] * 512
     memory.check([whole[600:2000], whole[512:2048], whole[2560:]])
     for outside in (whole[500:600], whole[600:2049], whole[2000:2600]):
-        with pytest.raises(WrongMemory):
-            memory.check([outside])
+        for outputs in ([outside], [whole[600:2000], outside], [outside, whole[600:2000]]):
+            with pytest.raises(WrongMemory):
+                memory.check(outputs)
 
 
 @pytest.mark.parametrize(
     "changed", ["nothing", "blocks", "reserved_bytes", "allocated_bytes", "active_bytes", "allocation", "active"]
 )
-def test_what_is_free_is_looked_at_anew_where_something_changed(
-    monkeypatch: pytest.MonkeyPatch, changed: str
-) -> None:
+def test_what_is_free_is_looked_at_anew_where_something_changed(monkeypatch: pytest.MonkeyPatch, changed: str) -> None:
     allocator = Allocator(monkeypatch)
     memory = PoisonedBlocks([torch.empty(700)])
     memory.poison(0)

@@ -379,3 +379,8 @@ def test_the_clock_sees_twice_the_work(gpu: None) -> None:
     one, two = (timing_clock.GpuClock().interleaved(make(n), [REFERENCE], 50, rng) for n in (10, 20))
     assert 1.5 < np.median(two.ns) / np.median(one.ns) < 2.5
     assert 0.1 < np.median(one.cycles / one.ns) < 3  # GHz
+
+
+def test_the_document_says_how_long_the_gpu_idles() -> None:
+    text = (Path(__file__).parents[3] / "docs/gates-timing.md").read_text()
+    assert f"the GPU idles for {timing_clock.GAP_US:g} µs;" in text
