@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -41,10 +42,25 @@ class Gradients:
         return q, k, v
 
 
-def test_counters_fill_every_buffer() -> None:
-    gradients = Gradients()
-    for step in counted._subject_steps("bwd", gradients.subject, 1, ["zeros", "large"]):
-        step.call()
+def test_counters_fill_every_buffer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And the profiler is on while a step is made, but not while its inputs are."""
+    on: list[bool] = [False]
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(torch.cuda.profiler, "start", lambda: on.append(True))
+    monkeypatch.setattr(torch.cuda.profiler, "stop", lambda: on.append(False))
+    gradients, make = Gradients(), Gradients.make
+
+    def made(self: Gradients, *asked: Any) -> Inputs:
+        assert not on[-1]
+        return make(self, *asked)
+
+    monkeypatch.setattr(Gradients, "make", made)
+    gradients.subject = replace(gradients.subject, make=gradients.make)
+    for _ in range(2):  # shapes, or calls
+        for step in counted._subject_steps("bwd", gradients.subject, 1, ["zeros", "large"]):
+            assert on[-1]
+            step.call()
+    assert on == [False, *[True, False] * 2]
     *_, zeros, large = gradients.fed
     assert not any(tensor.any() for tensor in zeros) and all(tensor.any() for tensor in large)
 
