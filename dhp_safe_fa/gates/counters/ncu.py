@@ -223,15 +223,15 @@ def cause(log: str, errors: str, code: int) -> str:
 
 def _command(ncu: Path, request: Request, folder: Path) -> list[str]:
     """Instances are printed where they are opcodes: those of instructions make most of a log, and nobody reads them.
-    Caches are flushed before each pass (ncu's default): where they are warm, a warp that spins until its data are there
-    spins as often in every run, and the control spin_loop is not seen."""
+    Passes over the same launch begin with caches that ncu has flushed. Where a pass is a run of everything, counted.py
+    evicts the L2 before each launch, in a tenth of a millisecond; ncu takes ten for a flush."""
     instances = "details" if any(map(_is_per_opcode, request.metrics)) else "none"
-    replay = "application" if request.application_replay else "kernel"
+    replay, caches = ("application", "none") if request.application_replay else ("kernel", "all")
     # fmt: off
     return [
         str(ncu), "--clock-control", "none", "--profile-from-start", "off", "--nvtx", "--csv", "--page", "raw",
         "--print-units", "base", "--print-metric-instances", instances, "--metrics", ",".join(request.metrics),
-        "--replay-mode", replay, "--cache-control", "all", "--log-file", str(folder / "log"),
+        "--replay-mode", replay, "--cache-control", caches, "--log-file", str(folder / "log"),
         sys.executable, "-m", "dhp_safe_fa.gates.counters.counted", str(folder / "request"),
     ]
     # fmt: on

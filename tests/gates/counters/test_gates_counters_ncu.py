@@ -210,13 +210,17 @@ def fake_ncu(folder: Path, body: str) -> Path:
 REQUEST = Request((EXACT,), {"attn": ("zeros",)}, 1)
 
 
-@pytest.mark.parametrize(("application_replay", "mode"), [(False, "kernel"), (True, "application")])
-def test_ncu_is_run(application_replay: bool, mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("application_replay", "mode", "caches"), [(False, "kernel", "all"), (True, "application", "none")]
+)
+def test_ncu_is_run(
+    application_replay: bool, mode: str, caches: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     text = ncu_log([EXACT], [("dhp:0:", "kernel", ["1,234"])])
     steps = [{"name": "attn", "label": "shape", "data": "zeros"}]
     body = f"log.write_text({text!r})\nPath(request['steps']).write_text({json.dumps(steps)!r})\nprint('1 attn')\n"
     body += f"assert '{EXACT}' in argv and request['subjects'] == {{'attn': ['zeros']}}\n"
-    for option, value in (("replay-mode", mode), ("cache-control", "all"), ("profile-from-start", "off")):
+    for option, value in (("replay-mode", mode), ("cache-control", caches), ("profile-from-start", "off")):
         body += f"assert argv[argv.index('--{option}') + 1] == '{value}'\n"
     ncu = fake_ncu(tmp_path, body)
     monkeypatch.setattr(counters_ncu, "find_ncu", lambda: ncu)
