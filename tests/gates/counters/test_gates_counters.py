@@ -509,3 +509,23 @@ def test_a_peers_launches_are_made_again(is_shipped: bool, monkeypatch: pytest.M
     monkeypatch.setattr(counters.ncu, "measure", measure)
     counters.run([subject], True, lambda *_: None)
     assert [request.application_replay for request in asked] == [is_shipped, False]
+
+
+@pytest.mark.parametrize("quick", [True, False])
+def test_what_is_only_reported_is_not_counted_where_it_has_to_be_quick(
+    quick: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shape = Shape(1, 1, 1, 64, 64, 64, "float16", False)
+    subject = Subject("fwd", lambda *_: (), nullcontext, ("fwd",), (shape,), cubin_sha256="1f")
+    right_controls(monkeypatch, {})
+    asked: list[tuple[str, ...]] = []
+
+    def measure(request: Request, tell: Callable[[int, str], None]) -> list[Count]:
+        asked.append(request.metrics)
+        values = dict.fromkeys(request.metrics, 5.0)
+        return [Count("fwd", "shape", data, ("k",), values) for data in request.subjects["fwd"]]
+
+    monkeypatch.setattr(counters.ncu, "measure", measure)
+    (result,) = counters.run([subject], quick, lambda *_: None)
+    assert asked[0] == counters.CHEAP and set(asked[1]) == {*counters.COSTLY, *(() if quick else counters.REPORTED)}
+    assert result.figures["time: classes (A/A)"] == ("not counted" if quick else "0.0 (0.0) %")
