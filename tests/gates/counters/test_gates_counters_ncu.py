@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from dhp_safe_fa.gates import controls, tools
-from dhp_safe_fa.gates.counters import gate as counters
+from dhp_safe_fa.gates.counters import metrics, study
 from dhp_safe_fa.gates.counters import ncu as counters_ncu
 from dhp_safe_fa.gates.counters.ncu import Count, Request
 
@@ -37,17 +37,17 @@ def ncu_log(metrics: list[str], rows: list[tuple[str, str, list[str]]]) -> str:
 
 def test_rows_are_read() -> None:
     log = ncu_log(
-        [counters.OPCODES, counters.REGISTERS, counters.TIME],
+        [metrics.OPCODES, metrics.REGISTERS, metrics.TIME],
         [("dhp:12:", "attn", ["1,096 (FFMA: 1,000; MUFU.EX2: 96)", "165 (0: 165)", "2,528.5"])],
     )
-    ((number, kernel, values),) = counters_ncu.read_rows(log, [counters.OPCODES, counters.REGISTERS, counters.TIME])
+    ((number, kernel, values),) = counters_ncu.read_rows(log, [metrics.OPCODES, metrics.REGISTERS, metrics.TIME])
     assert (number, kernel) == (12, "attn")
     assert values == {
-        counters.OPCODES: 1096,
-        f"{counters.OPCODES}:FFMA": 1000,
-        f"{counters.OPCODES}:MUFU.EX2": 96,
-        counters.REGISTERS: 165,
-        counters.TIME: 2528.5,
+        metrics.OPCODES: 1096,
+        f"{metrics.OPCODES}:FFMA": 1000,
+        f"{metrics.OPCODES}:MUFU.EX2": 96,
+        metrics.REGISTERS: 165,
+        metrics.TIME: 2528.5,
     }
 
 
@@ -58,7 +58,7 @@ def test_a_cell_may_list_every_instruction() -> None:
     assert values == {EXACT: 40_000}
 
 
-@pytest.mark.parametrize(("metrics", "wanted"), [(counters.CHEAP, "none"), (counters.COSTLY, "details")])
+@pytest.mark.parametrize(("metrics", "wanted"), [(metrics.CHEAP, "none"), (metrics.COSTLY, "details")])
 def test_instances_are_asked_for_where_they_are_opcodes(metrics: tuple[str, ...], wanted: str) -> None:
     command = counters_ncu._command(Path("ncu"), Request(metrics, {}, 1), Path("folder"))
     assert command[command.index("--print-metric-instances") + 1] == wanted
@@ -85,9 +85,9 @@ def test_unreadable_rows(metrics: list[str], message: str, cell: str, cause: str
 
 @pytest.mark.parametrize("cell", ["", "0", "1,096", "1,096 ()", "1,096 (0: 1,096)", "1,096 (FFMA: 1,000)"])
 def test_counts_of_opcodes_make_up_their_total(cell: str) -> None:
-    log = ncu_log([counters.OPCODES], [("dhp:0:", "attn", [cell])])
+    log = ncu_log([metrics.OPCODES], [("dhp:0:", "attn", [cell])])
     with pytest.raises(tools.NotRun, match=r"make up the total|a number is expected"):
-        counters_ncu.read_rows(log, [counters.OPCODES])
+        counters_ncu.read_rows(log, [metrics.OPCODES])
 
 
 @pytest.mark.parametrize(
@@ -113,12 +113,12 @@ def test_a_call_that_is_missing_is_no_equal_one(left_out: Callable[[Count], bool
 def test_kernels_of_one_call_are_combined() -> None:
     step = {"name": "sdpa-cudnn", "label": "shape", "data": "zeros"}
     rows = [
-        (0, "first", {EXACT: 3.0, counters.REGISTERS: 100.0, f"{counters.OPCODES}:FFMA": 1.0}),
-        (0, "second", {EXACT: 4.0, counters.REGISTERS: 64.0, f"{counters.OPCODES}:FFMA": 2.0}),
+        (0, "first", {EXACT: 3.0, metrics.REGISTERS: 100.0, f"{metrics.OPCODES}:FFMA": 1.0}),
+        (0, "second", {EXACT: 4.0, metrics.REGISTERS: 64.0, f"{metrics.OPCODES}:FFMA": 2.0}),
     ]
     (count,) = counters_ncu.combine([step], rows)
     assert count.kernels == ("first", "second")
-    assert count.values == {EXACT: 7, counters.REGISTERS: 100, f"{counters.OPCODES}:FFMA": 3}
+    assert count.values == {EXACT: 7, metrics.REGISTERS: 100, f"{metrics.OPCODES}:FFMA": 3}
 
 
 # Of three launches two are of one function.
@@ -164,7 +164,7 @@ def test_data_that_decide_what_a_planned_call_launches_are_found() -> None:
     counts = counters_ncu.combine(steps, rows)
     assert [count.values for count in counts if count.data == "b"] == [{}, {}, {}]
     for name in ("delta_64", "dk_64", "dv_64"):
-        assert counters.findings(counters.study([count for count in counts if count.name == name]), {})
+        assert study.findings(study.study([count for count in counts if count.name == name]), {})
 
 
 @pytest.mark.parametrize("entries", [("delta", "bwd"), ("bwd", "delta", "bwd"), ("delta", "bwd", "bwd", "bwd")])
