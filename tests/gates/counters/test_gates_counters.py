@@ -8,28 +8,24 @@ from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import replace
 from itertools import product
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from without_gpu import EXACT, RIGHT, WITHIN, right_controls
 
 from dhp_safe_fa.gates import controls, inputs, tools
 from dhp_safe_fa.gates.counters import gate as counters
-from dhp_safe_fa.gates.counters import looks as looks_again
 from dhp_safe_fa.gates.counters import metrics, ncu, study
 from dhp_safe_fa.gates.counters.ncu import Count, Request
 from dhp_safe_fa.gates.inputs import Shape
 from dhp_safe_fa.gates.sass.listing import Program, parse_listing
 from dhp_safe_fa.gates.subjects import Subject
-from dhp_safe_fa.gates.verdict import FAIL, INVALID, PASS, ControlOutcome, GateResult
+from dhp_safe_fa.gates.verdict import FAIL, INVALID, PASS, ControlOutcome
 
-EXACT = "smsp__thread_inst_executed_pred_on.sum"
-WITHIN = "l1tex__m_l1tex2xbar_write_sectors.sum"
 CONFLICTS = "l1tex__data_bank_conflicts_pipe_lsu_mem_shared_op_ld.sum"
 CLASSES = ("zeros", "normal", "ascending", "NaN rows")
 # Classes that A/A runs show to vary by 1: chance brings the medians of four such classes 5.9 apart.
 NOISY = (("zeros", 5), ("zeros", 5), ("normal", 5), ("normal", 6), ("ascending", 5), ("ascending", 6))
-RIGHT = [ControlOutcome("loop_bound", "caught", "something")]
 
 
 # ---- exactness and findings ------------------------------------------------------------------------------------------
@@ -283,14 +279,6 @@ def test_every_class_and_an_aa_pair_are_run() -> None:
             assert len(set(data)) < len(data)
 
 
-def right_controls(monkeypatch: pytest.MonkeyPatch, expected: dict[str, str]) -> None:
-    """A run without a GPU: these controls are there, and come out right."""
-    monkeypatch.setattr(controls, "load_controls", lambda tell: SimpleNamespace(expected_of=lambda gate: expected))
-    monkeypatch.setattr(counters, "judge_controls", lambda *_: RIGHT)
-    monkeypatch.setattr(looks_again, "controls_in_doubt", lambda *_: {})
-    monkeypatch.setattr(counters, "judge_controls_once", lambda *_: [])
-
-
 @pytest.mark.parametrize(
     ("off", "verdict"),
     [
@@ -307,115 +295,6 @@ def test_rare_events_hide_no_leak(off: dict[tuple[str, int], float], verdict: st
     often = [Count("attn", "shape", data, ("kernel",), {**base, EXACT: value}) for data, _, value in runs]
     once = counts(metrics.TIME, ("zeros", 100), ("zeros", 102), ("normal", 110))
     assert counters.judge_subject("attn", often, once, RIGHT).verdict == verdict
-
-
-@pytest.mark.parametrize(
-    ("metric", "off", "verdict"),
-    [
-        (EXACT, {}, PASS),
-        (EXACT, {1: "ascending"}, PASS),
-        (EXACT, {1: "ascending", 2: "large"}, PASS),  # chance, twice
-        (EXACT, {1: "ascending", 2: "ascending", 3: "ascending"}, FAIL),
-        (EXACT, {1: "large", 2: "ascending", 3: "ascending"}, FAIL),  # a leak that the first look saw elsewhere
-        (WITHIN, {1: "ascending"}, PASS),
-        (WITHIN, {1: "ascending", 2: "ascending", 3: "ascending"}, FAIL),
-        (metrics.INSTRUCTIONS, {1: "ascending"}, FAIL),
-    ],
-)
-def test_a_rare_event_is_outvoted_and_a_leak_is_not(
-    metric: str, off: dict[int, str], verdict: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """off: in which look which class has one more. Chance is given two more looks, and none if it is none."""
-    subject = Subject("fwd", lambda *_: (), nullcontext, ("fwd",), (Shape(1, 1, 1, 64, 64, 64, "float16", False),))
-    right_controls(monkeypatch, {})
-    asked: list[Request] = []
-
-    def measure(request: Request, tell: Callable[[int, str], None]) -> list[Count]:
-        if set(request.metrics) <= set(metrics.CHEAP):
-            asked.append(request)
-        found = []
-        for data in request.subjects["fwd"]:
-            values = {one: 5.0 + (one == metric and data == off.get(len(asked))) for one in request.metrics}
-            found.append(Count("fwd", "shape", data, ("kernel",), values))
-        return found
-
-    monkeypatch.setattr(ncu, "measure", measure)
-    (result,) = counters.run([subject], True, lambda *_: None)
-    looks = 1 if metric == metrics.INSTRUCTIONS else min(len(off), 2) + 1
-    assert (result.verdict, len(asked), result.figures["looks"]) == (verdict, looks, looks)
-    assert len(result.figures["in doubt"]) == looks - 1
-    for again in asked[1:]:
-        assert not again.controls and again.parts == {"fwd": ("fwd",)}
-        assert set(again.metrics) == {metrics.INSTRUCTIONS, metric}, "what was in no doubt is not counted again"
-    few, many = looks_again.LOOKS_AGAIN
-    if looks > 1:
-        assert Counter(asked[1].subjects["fwd"]) == {
-            one: few * n for one, n in Counter(asked[0].subjects["fwd"]).items()
-        }
-    if looks > 2:
-        assert Counter(asked[2].subjects["fwd"]) == {"zeros": many, off[2]: many}, "those that are farthest apart"
-
-
-Values = Callable[[int, str, str, str], float]  # look, kernel, class, metric
-
-
-def looked_at(times: int, values: Values, monkeypatch: pytest.MonkeyPatch) -> dict[str, GateResult]:
-    """Two kernels of one call, dk and dv, of which what `values` says is counted, in so many looks."""
-    shape = Shape(1, 1, 1, 64, 64, 64, "float16", False)
-    whole = Subject("dk dv", lambda *_: (), nullcontext, ("dk", "dv"), (shape,))
-    some = [Subject(name, lambda *_: (), nullcontext, (name,), (shape,), whole=lambda: whole) for name in ("dk", "dv")]
-    right_controls(monkeypatch, {})
-    looks = 0
-
-    def measure(request: Request, tell: Callable[[int, str], None]) -> list[Count]:
-        nonlocal looks
-        looks += set(request.metrics) <= set(metrics.CHEAP)
-        return [
-            Count(name, "shape", data, ("k",), {one: values(looks, name, data, one) for one in request.metrics})
-            for data in request.subjects["dk"]
-            for name in ("dk", "dv")
-        ]
-
-    monkeypatch.setattr(ncu, "measure", measure)
-    results = counters.run(some, True, lambda *_: None)
-    assert looks == times
-    return {result.subject: result for result in results}
-
-
-@pytest.mark.parametrize("leak", [0, 1, 3])
-def test_what_differs_between_the_looks_hides_no_leak(leak: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another look counts other metrics, in other passes: all of its counts may lie elsewhere."""
-
-    def values(look: int, name: str, data: str, metric: str) -> float:
-        event = (look, name, data) == (1, "dk", "large") or (leak and data == "ascending")
-        return 500 + (metric == EXACT) * (3 * (look == 2) + (leak or 1) * bool(event))
-
-    found = looked_at(3 if leak else 2, values, monkeypatch)
-    verdicts = {name: result.verdict for name, result in found.items()}
-    assert verdicts == ({"dk": FAIL, "dv": FAIL} if leak else {"dk": PASS, "dv": PASS})
-
-
-def test_who_is_in_no_doubt_is_judged_by_the_first_look(monkeypatch: pytest.MonkeyPatch) -> None:
-    def values(look: int, name: str, data: str, metric: str) -> float:
-        first = (look, name, data) == (1, "dk", "ascending")
-        second = (look, name, data) == (2, "dv", "ascending")
-        return 5 + (metric == EXACT) * (first or second)
-
-    found = looked_at(2, values, monkeypatch)
-    assert {name: (result.verdict, result.figures["looks"]) for name, result in found.items()} == {
-        "dk": (PASS, 2),
-        "dv": (PASS, 1),
-    }
-
-
-def test_instructions_are_counted_in_both_looks(monkeypatch: pytest.MonkeyPatch) -> None:
-    def values(look: int, name: str, data: str, metric: str) -> float:
-        first = (look, name, data, metric) == (1, "dk", "ascending", EXACT)
-        return 5 + (first or (look, name, data, metric) == (2, "dk", "ascending", metrics.INSTRUCTIONS))
-
-    found = looked_at(2, values, monkeypatch)
-    assert (found["dk"].verdict, found["dv"].verdict) == (FAIL, PASS)
-    assert any(metrics.INSTRUCTIONS in problem for problem in found["dk"].problems)
 
 
 def test_the_kernels_of_a_call_are_counted_in_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -445,64 +324,6 @@ def test_the_kernels_of_a_call_are_counted_in_one(monkeypatch: pytest.MonkeyPatc
     assert [(result.subject, result.verdict) for result in results] == [("fwd", PASS), ("dk", PASS), ("dv", FAIL)]
     for request in asked:
         assert list(request.subjects) == ["fwd", "dk"] and request.parts == {"fwd": ("fwd",), "dk": ("dk", "dv")}
-
-
-@pytest.mark.parametrize(
-    ("twin_off", "metric", "comes_again", "is_seen", "verdict", "looks"),
-    [
-        ("clean", EXACT, False, True, PASS, 2),
-        ("clean", EXACT, True, True, INVALID, 3),
-        ("clean", WITHIN, False, True, PASS, 2),
-        ("clean", WITHIN, True, True, INVALID, 3),
-        ("clean", metrics.INSTRUCTIONS, False, True, INVALID, 1),
-        ("clean", EXACT, False, False, INVALID, 2),  # a leak that was missed has no second chance
-        ("blind", EXACT, False, True, PASS, 2),
-        ("blind", EXACT, True, True, INVALID, 3),
-    ],
-)
-def test_a_rare_event_in_a_control_makes_no_run_invalid(
-    twin_off: str,
-    metric: str,
-    comes_again: bool,
-    is_seen: bool,
-    verdict: str,
-    looks: int,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Three controls, two caught by their instructions (one of them in the second look alone, if not is_seen) and one
-    seen by nobody. Of one a twin that should not be seen differs once, or always."""
-    shape = Shape(1, 1, 1, 64, 64, 64, "float16", False)
-    subject = Subject("fwd", lambda *_: (), nullcontext, ("fwd",), (shape,))
-    expected = {"loop_bound": controls.CAUGHT, "spin_loop": controls.CAUGHT, "clock_read": controls.BLIND}
-    off = ("clock_read", "leak") if twin_off == "blind" else ("spin_loop", "clean")
-    monkeypatch.setattr(controls, "load_controls", lambda tell: SimpleNamespace(expected_of=lambda gate: expected))
-    monkeypatch.setattr(counters, "judge_controls_once", lambda *_: [])
-    asked: list[Request] = []
-
-    def measure(request: Request, tell: Callable[[int, str], None]) -> list[Count]:
-        asked.append(request)
-        base = dict.fromkeys(request.metrics, 500.0)
-        found = [Count("fwd", "shape", data, ("k",), base) for data in request.subjects.get("fwd", ())]
-        for name, twin, data in product(request.controls, controls.TWINS, request.control_data):
-            values = dict(base)
-            is_caught = name == "loop_bound" or (name == "spin_loop" and (is_seen or len(asked) > 1))
-            if is_caught and twin == "leak" and data == "ascending":
-                values[metrics.INSTRUCTIONS] = 600.0
-            is_off = (name, twin, data) == (*off, "large") and (comes_again or len(asked) == 1)
-            if is_off and metric in request.metrics:
-                values[metric] = 900.0
-            found.append(Count(name, twin, data, ("k",), values))
-        return found
-
-    monkeypatch.setattr(ncu, "measure", measure)
-    (result,) = counters.run([subject], True, lambda *_: None)
-    assert result.verdict == verdict
-    assert len(asked) == looks + 1  # and the costly metrics
-    for again, times in zip(asked[2:], looks_again.LOOKS_AGAIN, strict=False):
-        assert again.controls == off[:1] and not again.subjects, "nobody else is counted again"
-        assert result.figures["controls in doubt at first"] == {off[0]: [metric]}
-        assert set(again.metrics) == {metrics.INSTRUCTIONS, metric}
-        assert Counter(again.control_data)["large"] == times
 
 
 @pytest.mark.parametrize("is_shipped", [True, False])

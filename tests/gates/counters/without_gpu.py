@@ -1,0 +1,23 @@
+"""Runs of the gate `counters` without a GPU: metrics that stand for their kind, and controls that come out right."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from dhp_safe_fa.gates import controls
+from dhp_safe_fa.gates.counters import gate, looks
+from dhp_safe_fa.gates.verdict import ControlOutcome
+
+EXACT = "smsp__thread_inst_executed_pred_on.sum"
+WITHIN = "l1tex__m_l1tex2xbar_write_sectors.sum"
+RIGHT = [ControlOutcome("loop_bound", "caught", "something")]
+
+
+def right_controls(monkeypatch: pytest.MonkeyPatch, expected: dict[str, str]) -> None:
+    """A run without a GPU: these controls are there, and come out right."""
+    monkeypatch.setattr(controls, "load_controls", lambda tell: SimpleNamespace(expected_of=lambda gate: expected))
+    monkeypatch.setattr(gate, "judge_controls", lambda *_: RIGHT)
+    monkeypatch.setattr(looks, "controls_in_doubt", lambda *_: {})
+    monkeypatch.setattr(gate, "judge_controls_once", lambda *_: [])
