@@ -224,7 +224,7 @@ def cause(log: str, errors: str, code: int) -> str:
 def _command(ncu: Path, request: Request, folder: Path) -> list[str]:
     """Instances are printed where they are opcodes: those of instructions make most of a log, and nobody reads them.
     Passes over the same launch begin with caches that ncu has flushed. Where a pass is a run of everything, counted.py
-    evicts the L2 before each launch, in a tenth of a millisecond; ncu takes ten for a flush."""
+    evicts the L2 before each call, in a tenth of a millisecond; ncu takes ten for a flush."""
     instances = "details" if any(map(_is_per_opcode, request.metrics)) else "none"
     replay, caches = ("application", "none") if request.application_replay else ("kernel", "all")
     # fmt: off
