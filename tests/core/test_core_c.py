@@ -101,7 +101,6 @@ def test_workspace_of_the_library(core: list[Path], tmp_path: Path) -> None:
     assert run(program).returncode == 0
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     "options",
     [["-O3", "-ffp-contract=fast", TAKEN_APART], ["-O2", *SANITIZERS]],
@@ -122,7 +121,6 @@ def ctgrind(core: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
     return compile_c(tmp_path_factory.mktemp("ctgrind") / "ctgrind", [C / "ctgrind.c", *core], "-O3")
 
 
-@pytest.mark.long
 def test_no_branch_or_address_depends_on_a_secret(ctgrind: Path) -> None:
     result = run(*VALGRIND, ctgrind)
     assert result.returncode == 0
@@ -147,7 +145,6 @@ def steptrace(core: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Pat
     return program
 
 
-@pytest.mark.long
 def test_same_instructions_and_registers_on_all_data(steptrace: Path) -> None:
     result = run(steptrace)
     assert result.returncode == 0
