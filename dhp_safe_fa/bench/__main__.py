@@ -178,7 +178,10 @@ def _stored(args: argparse.Namespace) -> Report:
     useless = [f"--{name}" for name in options if getattr(args, name) not in (None, False)]
     if useless:
         raise UsageError(f"--from measures nothing: {', '.join(useless)} cannot be given with it")
-    report = load(args.stored)
+    try:
+        report = load(args.stored)
+    except (OSError, ValueError) as error:
+        raise UsageError(f"--from: {error}") from error
     if args.anchors:
         if "sustained_s" in report.settings:
             raise UsageError(f"--anchors {args.anchors}: {SHORT_SAMPLES}, and {args.stored} is a sustained run")

@@ -243,7 +243,10 @@ def parse_case(text: str, default_dtype: str) -> Case:
         elif word in DTYPES:
             dtype = word
         else:
-            raise ValueError(f"shape '{text}': '{word}' is neither a mask ({_or(MASKS)}) nor a dtype ({_or(DTYPES)})")
+            raise ValueError(
+                f"shape '{text}': '{word}' is neither a mask ({_or(MASKS)}) nor a dtype ({_or(DTYPES)}); "
+                "--forms also takes windowKEYS, softcapCAP and sinks, --paged pageSIZE"
+            )
     batch, heads, seqlen, head_dim = (numbers[name] for name in "BHSD")
     return Case(batch, heads, seqlen, head_dim, MASKS[mask], dtype, numbers.get("Hk"), numbers.get("Sk"))
 

@@ -262,5 +262,7 @@ def load(path: Path) -> Report:
     """Raises OSError or ValueError with one sentence."""
     try:
         return from_json(json.loads(path.read_text(encoding="utf-8")))
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{path}: no JSON: {error}") from error
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error

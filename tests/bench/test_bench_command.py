@@ -74,6 +74,8 @@ def test_command_lists_without_measuring(capsys: pytest.CaptureFixture[str]) -> 
         (["--shapes", "1,8/3,5,16"], "8 heads are no multiple of 3 key heads"),
         (["--shapes", "1,2,3"], "is not four positive numbers"),
         (["--shapes", "1,2,3,8:half"], "'half' is neither a mask"),
+        (["--shapes", "1,2,3,8:window5"], "--forms also takes windowKEYS"),
+        (["--shapes", "1,2,3,8:page16"], "--paged pageSIZE"),
         (["--device", "cpu", "--cold"], "--cold needs --device cuda"),
         (["--device", "cpu", "--anchors", str(ANCHORS)], "--anchors needs --device cuda"),
         (["--device", "cpu", "--sustained"], "--sustained needs --device cuda"),
@@ -83,8 +85,8 @@ def test_command_lists_without_measuring(capsys: pytest.CaptureFixture[str]) -> 
         (["--plot-all", "run.xyz"], "unknown ending"),
         (["--json", "/nowhere/run.json"], "--json /nowhere/run.json: cannot write there"),
         (["--plot", "run.xyz"], "unknown ending"),
-        (["--from", "/nowhere/run.json"], "No such file"),
-        (["--from", str(ANCHORS)], "Expecting value"),
+        (["--from", "/nowhere/run.json"], "--from: [Errno 2] No such file"),
+        (["--from", str(ANCHORS)], f"--from: {ANCHORS}: no JSON"),
     ],
 )
 def test_command_line_errors(arguments: list[str], sentence: str, capsys: pytest.CaptureFixture[str]) -> None:

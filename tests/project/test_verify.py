@@ -163,6 +163,26 @@ def test_evidence_about_other_code_is_no_fault(package: Path) -> None:
     assert found["evidence.json"][0] == verify.HOLDS
 
 
+def test_new_evidence_in_a_checkout_is_no_fault(package: Path) -> None:
+    """`gates evidence` writes it and git brings it, after the build. If it is missing, something is wrong."""
+    root = package.parent
+    built = verify.provenance_file(package)
+    (root / "csrc").mkdir()
+    (root / "csrc" / "dhp_fa.h").touch()
+    shutil.move(package / "audits", root / "audits")
+    (root / "build").mkdir()
+    shutil.move(built, root / "build" / "provenance.json")
+
+    def found() -> dict[str, str]:
+        return {one.name: one.state for one in verify.files(package) if one.part == "evidence"}
+
+    assert found()["evidence.json"] == verify.HOLDS
+    in_evidence(package)
+    assert found()["evidence.json"] == verify.NOT_SHOWN
+    evidence_missing(package)
+    assert found()["evidence.json"] == verify.BROKEN
+
+
 @pytest.mark.parametrize("content", ["", "[]", '{"schema": "another"}', "\xff"])
 def test_unusable_provenance_is_named(package: Path, content: str) -> None:
     verify.provenance_file(package).write_text(content, encoding="latin-1")

@@ -48,3 +48,11 @@ def test_nothing_is_imported_unasked() -> None:
     foreign = [name for name in import_once()["new"] if name.split(".")[0] != "dhp_safe_fa"]
     brought = {name.split(".")[0] for name in foreign} - set(sys.stdlib_module_names)
     assert brought == set()
+
+
+def test_without_transformers_the_message_says_what_to_install() -> None:
+    program = "import sys; sys.modules['transformers'] = None; import dhp_safe_fa.integrations.transformers"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert (
+        done.stderr.splitlines()[-1] == "ImportError: transformers is not installed: pip install 'transformers>=5.23'"
+    )

@@ -20,7 +20,13 @@ attention weights.
 from __future__ import annotations
 
 import torch
-from transformers import AttentionInterface, AttentionMaskInterface
+
+try:
+    from transformers import AttentionInterface, AttentionMaskInterface
+except ModuleNotFoundError as error:
+    if error.name != "transformers":
+        raise
+    raise ImportError("transformers is not installed: pip install 'transformers>=5.23'", name=error.name) from error
 
 from dhp_safe_fa.integrations.transformers.attention import attention_forward
 from dhp_safe_fa.integrations.transformers.masks import NAME, VisibleKeys, visible_keys

@@ -27,7 +27,7 @@ def operator_options(
         if options.get(name) is not None and options[name] is not False:
             refuse(f"{meaning} ({name}) is not supported; use 'sdpa' or 'eager' for this model")
     if dropout > 0:
-        refuse(f"dropout {dropout:g}; supported: 0 (call model.eval())")
+        refuse(f"dropout {dropout:g}; supported: 0 (set the model's attention dropout to 0, or call model.eval())")
     sinks = options.get("s_aux")
     return {
         "is_causal": is_causal,
