@@ -8,7 +8,11 @@ from pathlib import Path
 
 
 def write_whole(text: str, path: Path) -> None:
-    """Write a text file. A temporary neighbour takes its name at the end, so that no failure leaves half a file."""
+    """Write a text file. A temporary neighbour takes its name at the end, so that no failure leaves half a file. What
+    is no file, such as /dev/null or a pipe, is written to and stays what it is."""
+    if path.exists() and not path.is_file():
+        path.write_text(text, encoding="utf-8")
+        return
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as file:

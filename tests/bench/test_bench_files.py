@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 from pathlib import Path
 
 import pytest
 from bench_samples import ANCHORS, BENCHMARKS, rendered, some_report, some_result, times
 
+from dhp_safe_fa._files import write_whole
 from dhp_safe_fa.bench import Case, anchors
 from dhp_safe_fa.bench.cases import parse_case, select
 from dhp_safe_fa.bench.results import Outcome, Result, from_json, load, save, to_json
@@ -159,3 +161,15 @@ def test_failed_save_leaves_the_old_file(tmp_path: Path) -> None:
 def test_other_json_is_refused(data: object) -> None:
     with pytest.raises(ValueError, match="not a benchmark result"):
         from_json(data)
+
+
+def test_what_is_no_file_is_written_to_and_stays_what_it_is(tmp_path: Path) -> None:
+    """As /dev/null, which root may replace."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        write_whole("words\n", pipe)
+        assert os.read(reader, 100) == b"words\n" and pipe.is_fifo() and [*tmp_path.iterdir()] == [pipe]
+    finally:
+        os.close(reader)
