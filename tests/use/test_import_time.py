@@ -53,6 +53,5 @@ def test_nothing_is_imported_unasked() -> None:
 def test_without_transformers_the_message_says_what_to_install() -> None:
     program = "import sys; sys.modules['transformers'] = None; import dhp_safe_fa.integrations.transformers"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
-    assert (
-        done.stderr.splitlines()[-1] == "ImportError: transformers is not installed: pip install 'transformers>=5.23'"
-    )
+    *_, said = done.stderr.splitlines()
+    assert said == "ImportError: transformers is not installed: pip install 'transformers>=5.23'"
