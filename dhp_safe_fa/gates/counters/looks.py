@@ -11,17 +11,16 @@ from ..verdict import Progress
 from . import ncu
 from .metrics import CANDIDATES, CHEAP, INSTRUCTIONS, WITHIN
 from .ncu import Count, Request
-from .study import by_label, by_twin, explained_elsewhere, farthest_apart, findings, study
+from .study import by_label, by_twin, explained_elsewhere, findings, study, unusual
 
 LEAK, CLEAN = controls.TWINS  # labels of a control's runs
 # Where classes differ in none but CANDIDATES and WITHIN, the metrics that do are counted again, so many times in all
 # classes: the median of three outvotes what chance did to one run, and every class shows how far chance brings its
-# runs. Of 21 classes with an event in one run of ten, as nearly exact metrics may have, one has two in three of its
-# runs in four of ten such looks; so what differs still is counted once more, so many times, in the two classes that are
-# farthest apart: more than half of nine runs have such an event once in a thousand looks. The counts of the look before
-# are not judged then: they come from other passes, with other metrics, and a difference between the two would be taken
-# for chance.
-LOOKS_AGAIN = (3, 9)
+# runs. Of 21 classes with an event in one run of ten, one has two in its three runs in four of ten such looks. So this
+# look only says which classes are in doubt; these, and two others, are counted so many times more, and ranks decide.
+# The counts of the look before are not judged then: they come from other passes, with other metrics, and a difference
+# between the two would be taken for chance.
+LOOKS_AGAIN = (3, 15)
 
 
 def _may_be_chance(differing: Iterable[str]) -> bool:
@@ -31,7 +30,7 @@ def _may_be_chance(differing: Iterable[str]) -> bool:
 
 @dataclass(frozen=True)
 class Doubt:
-    """Of a metric: what it says (texts), and the classes that are farthest apart by it."""
+    """Of a metric: what it says (texts), and the classes of which it does, with two to compare them with."""
 
     texts: tuple[str, ...]
     classes: tuple[str, ...]
@@ -48,8 +47,8 @@ def in_doubt(often: Iterable[Count], name: str) -> dict[str, Doubt]:
     doubts = {}
     for metric in dict.fromkeys(metric for _, metric, _ in found):
         said = {label: text for label, of, text in found if of == metric}
-        apart = dict.fromkeys(data for label in said for data in farthest_apart(shapes[label][metric]))
-        doubts[metric] = Doubt(tuple(f"{label}: {text}" for label, text in said.items()), tuple(apart))
+        classes = dict.fromkeys(data for label in said for data in unusual(shapes[label][metric]))
+        doubts[metric] = Doubt(tuple(f"{label}: {text}" for label, text in said.items()), tuple(classes))
     return doubts
 
 
@@ -68,7 +67,7 @@ def controls_in_doubt(often: Sequence[Count], expected: Mapping[str, str]) -> di
 def _judged_by(often: Sequence[Count], again: Sequence[Count], doubt: Mapping[str, Iterable[str]]) -> list[Count]:
     """The runs by which subjects and controls are judged that were looked at again: of the metrics in doubt (doubt: by
     name), the new look's alone; of executed instructions those of all looks, of others those judged before. Of a leak
-    twin instructions are the first look's: else a leak that was not seen would have a second chance, with more runs."""
+    twin instructions are the first look's: else a leak that only they see would have a second chance."""
     judged = []
     for count in often:
         kept = count.values.keys() - doubt.get(count.name, ())
@@ -112,13 +111,13 @@ def _request_again(
     of_planted: Mapping[str, Sequence[str]],
     is_first: bool,
 ) -> Request:
-    """What is in doubt, so many times: at first with all classes, then with those that are farthest apart."""
+    """What is in doubt, so many times: at first with all classes, then with those in doubt; controls with all."""
     subjects = {}
     for call, data in first_look.subjects.items():
         doubtful = [one for name in first_look.parts[call] for one in doubt.get(name, {}).values()]
-        apart = tuple(dict.fromkeys(chosen for one in doubtful for chosen in one.classes))
+        in_question = tuple(dict.fromkeys(chosen for one in doubtful for chosen in one.classes))
         if doubtful:
-            subjects[call] = (data if is_first else apart) * times
+            subjects[call] = (data if is_first else in_question) * times
     metrics = {INSTRUCTIONS}.union(*doubt.values(), *of_planted.values())
     return Request(
         tuple(metric for metric in CHEAP if metric in metrics),
@@ -127,6 +126,7 @@ def _request_again(
         tuple(of_planted),
         first_look.control_data * times if of_planted else (),
         {call: first_look.parts[call] for call in subjects},
+        first_look.application_replay,
     )
 
 

@@ -15,8 +15,13 @@ from .metrics import CANDIDATES, DEMANDED, DEMANDED_ONCE, MERGED, PERCENT, REPOR
 from .ncu import Count
 
 # Of CANDIDATES, one that has its class's median in so many of the runs of a label is nearly exact. The other runs are
-# events too rare to bring a median anywhere: they explain nothing, and hide no leak.
-NEARLY = 0.9
+# events too rare to bring many medians anywhere: they explain nothing. Where classes have fewer runs than SOME, pairs
+# are few, and a metric is also nearly exact that has one and the same value in MOSTLY of all runs.
+NEARLY = 0.75
+SOME = 3
+MOSTLY = 0.5
+# Where every class has so many runs, they are compared by rank, which assumes nothing of how chance is distributed.
+MANY = 9
 
 
 @dataclass(frozen=True)
@@ -25,7 +30,8 @@ class Study:
 
     Attributes:
         is_exact: the same in all runs of the same data.
-        is_nearly: what is usual with the same data in NEARLY of their runs, or more; of CANDIDATES, looked at again.
+        is_nearly: of CANDIDATES, what is usual with the same data in NEARLY of their runs, or in MOSTLY of all.
+        runs: of the class that has fewest.
         is_equal: the same in all runs.
         value: the median over the classes.
         aa_percent: the largest spread within a class, (max - min) / median.
@@ -33,11 +39,13 @@ class Study:
         within: the largest spread within a class, in the metric's unit.
         apart: how far apart the classes' medians are, likewise.
         explained: how far apart the runs of the same data (A/A) let chance bring them; nearly exact ones nowhere.
+        p: the probability that chance ranks the classes as unlike as they are, if all have MANY runs; else 1.
         by_class: medians, if the classes differ.
     """
 
     is_exact: bool
     is_nearly: bool
+    runs: int
     is_equal: bool
     value: float
     aa_percent: float
@@ -45,6 +53,7 @@ class Study:
     within: float
     apart: float
     explained: float
+    p: float
     by_class: dict[str, float]
 
 
@@ -63,6 +72,22 @@ def _chance(runs: tuple[int, ...]) -> float:
     medians = np.array([np.median(values, axis=0) for values in classes])
     within = np.max([np.ptp(values, axis=0) for values in classes], axis=0)
     return float(np.quantile(np.ptp(medians, axis=0) / within, 1 - _UNEXPLAINED))
+
+
+_PERMUTATIONS = 20_000
+
+
+def _unlike(classes: Sequence[Sequence[float]]) -> float:
+    """p of Kruskal and Wallis' test (Journal of the American Statistical Association 1952), by permutations."""
+    everything = np.concatenate([np.asarray(values) for values in classes])
+    _, place, often = np.unique(everything, return_inverse=True, return_counts=True)
+    ranks = (np.cumsum(often) - (often - 1) / 2)[place]
+    sizes = np.array([len(values) for values in classes])
+    begins = np.cumsum(sizes) - sizes
+    rng = np.random.default_rng(0)
+    shuffled = np.vstack([ranks, rng.permuted(np.tile(ranks, (_PERMUTATIONS, 1)), axis=1)])
+    unlike = (np.add.reduceat(shuffled, begins, axis=1) ** 2 / sizes).sum(axis=1)
+    return float((unlike >= unlike[0] * (1 - 1e-12)).mean())
 
 
 def _spread(values: Sequence[float]) -> float:
@@ -95,12 +120,15 @@ def study(counts: Iterable[Count]) -> dict[str, Study]:
         is_equal = len(set(everything)) == 1
         again = [(value, medians[data]) for data, values in by_class.items() if len(values) > 1 for value in values]
         is_alike = sum(value == usual for value, usual in again) >= NEARLY * len(again)
-        is_nearly = is_alike and base_of(metric) in CANDIDATES
+        fewest = min(map(len, by_class.values()))
+        is_mostly = fewest < SOME and max(Counter(everything).values()) >= MOSTLY * len(everything)
+        is_nearly = (is_alike or is_mostly) and base_of(metric) in CANDIDATES
         within = max(max(values) - min(values) for values in by_class.values())
         repeats = tuple(len(values) for values in by_class.values())
         found[metric] = Study(
             is_exact=within == 0,
             is_nearly=is_nearly,
+            runs=fewest,
             is_equal=is_equal,
             value=median(medians.values()),
             aa_percent=max(map(_spread, by_class.values())),
@@ -108,6 +136,7 @@ def study(counts: Iterable[Count]) -> dict[str, Study]:
             within=within,
             apart=max(medians.values()) - min(medians.values()),
             explained=0.0 if is_nearly or not within else within * _chance(repeats),
+            p=_unlike(list(by_class.values())) if fewest >= MANY and not is_equal else 1.0,
             by_class={} if is_equal else medians,
         )
     return found
@@ -121,7 +150,7 @@ def base_of(metric: str) -> str:
 def explained_elsewhere(studies: Iterable[dict[str, Study]]) -> dict[str, float]:
     """The metrics that were not nearly exact everywhere, and how far apart chance brings classes on the label where it
     does so least; of WITHIN, MERGED times the most that A/A differs, and as METRIC % the same in percent. On a label
-    whose few A/A pairs happen to agree, that much is no finding."""
+    whose few A/A pairs happen to agree (less than SOME runs of a class), that much is no finding."""
     found: dict[str, float] = {}
     for seen in studies:
         for metric, one in seen.items():
@@ -145,7 +174,9 @@ def _differs(metric: str, seen: Study, elsewhere: Mapping[str, float]) -> bool:
         return seen.classes_percent > WITHIN[base] and is_more
     if base in (*DEMANDED, *DEMANDED_ONCE):
         return not seen.is_equal
-    return seen.apart > (seen.explained or elsewhere.get(metric, 0.0))
+    if seen.runs >= MANY:
+        return seen.p < _UNEXPLAINED
+    return seen.apart > (seen.explained or (elsewhere.get(metric, 0.0) if seen.runs < SOME else 0.0))
 
 
 def findings(seen: dict[str, Study], elsewhere: Mapping[str, float]) -> dict[str, str]:
@@ -159,15 +190,31 @@ def findings(seen: dict[str, Study], elsewhere: Mapping[str, float]) -> dict[str
     return found
 
 
-def farthest_apart(seen: Study) -> tuple[str, str]:
-    """The classes with the lowest and the highest median, of a metric in which they differ."""
+# Of these at most so many at either end are looked at alone.
+_AT_AN_END = 3
+
+
+def unusual(seen: Study) -> tuple[str, ...]:
+    """Of a metric in which classes differ, those with another median than most, at most the lowest and the highest few;
+    and, to compare them with, two that are usual, or as near as there are."""
+    usual = Counter(seen.by_class.values()).most_common(1)[0][0]
+    ordered = sorted(seen.by_class, key=lambda data: seen.by_class[data])
+    low = [data for data in ordered if seen.by_class[data] < usual][:_AT_AN_END]
+    high = [data for data in ordered if seen.by_class[data] > usual][-_AT_AN_END:]
+    rest = [data for data in seen.by_class if data not in (*low, *high)]
+    beside = sorted(rest, key=lambda data: abs(seen.by_class[data] - usual))[:2]
+    return (*low, *high, *beside)
+
+
+def _farthest_apart(seen: Study) -> tuple[str, str]:
     low, *_, high = sorted(seen.by_class, key=lambda data: seen.by_class[data])
     return low, high
 
 
 def _difference(metric: str, seen: Study) -> str:
-    low, high = farthest_apart(seen)
+    low, high = _farthest_apart(seen)
     chance = f", of which chance explains {seen.explained:.0f}" if seen.explained else ""
+    chance = f", p {seen.p:.1g}" if seen.runs >= MANY else chance
     return f"{metric}: {seen.by_class[low]:.0f} ({low}) to {seen.by_class[high]:.0f} ({high}){chance}"
 
 
