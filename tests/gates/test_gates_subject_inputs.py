@@ -56,12 +56,22 @@ def test_counters_fill_every_buffer(monkeypatch: pytest.MonkeyPatch) -> None:
 
     gradients = Watched()
     for _ in range(2):  # shapes, or calls
-        for step in counted._subject_steps("bwd", gradients.subject, 1, ["zeros", "large"]):
+        for step in counted._subject_steps("bwd", gradients.subject, 1, ["zeros", "large"], []):
             assert on[-1]
             step.call()
     assert on == [False, *[True, False] * 2]
     *_, zeros, large = gradients.fed
     assert not any(tensor.any() for tensor in zeros) and all(tensor.any() for tensor in large)
+
+
+def test_what_is_not_counted_is_not_expected(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("synchronize", "profiler.start", "profiler.stop"):
+        monkeypatch.setattr(f"torch.cuda.{name}", lambda: None)
+    plan = [("delta", "dhp_delta"), ("dk", "dhp_bwd")]
+    subject = replace(Gradients().subject, launches=lambda shape: plan)
+    for entries, expected in (([], plan), (["dhp_bwd", "dhp_fwd"], plan[1:])):
+        (step,) = counted._subject_steps("dk", subject, 1, ["zeros"], entries)
+        assert step.launches == expected
 
 
 def test_timing_launches_on_buffers_of_its_own() -> None:

@@ -43,6 +43,7 @@ class Request:
         control_data: names of ``inputs.planted_secrets``, with which they are run.
         application_replay: each pass over the metrics is a run of everything, and no launch is made again. Every run
             has to launch the same kernels. With many launches that takes half as long, though each run begins anew.
+        entries: of the kernels that are counted; none: all that run, as controls and calls without a plan need.
     """
 
     metrics: tuple[str, ...]
@@ -52,6 +53,7 @@ class Request:
     control_data: tuple[str, ...] = ()
     parts: dict[str, tuple[str, ...]] = field(default_factory=dict)
     application_replay: bool = False
+    entries: tuple[str, ...] = ()
 
     @property
     def calls(self) -> int:
@@ -227,11 +229,12 @@ def _command(ncu: Path, request: Request, folder: Path) -> list[str]:
     evicts the L2 before each call, in a tenth of a millisecond; ncu takes ten for a flush."""
     instances = "details" if any(map(_is_per_opcode, request.metrics)) else "none"
     replay, caches = ("application", "none") if request.application_replay else ("kernel", "all")
+    only = ["--kernel-name", f"regex:^({'|'.join(request.entries)})$"] if request.entries else []
     # fmt: off
     return [
         str(ncu), "--clock-control", "none", "--profile-from-start", "off", "--nvtx", "--csv", "--page", "raw",
         "--print-units", "base", "--print-metric-instances", instances, "--metrics", ",".join(request.metrics),
-        "--replay-mode", replay, "--cache-control", caches, "--log-file", str(folder / "log"),
+        "--replay-mode", replay, "--cache-control", caches, *only, "--log-file", str(folder / "log"),
         sys.executable, "-m", "dhp_safe_fa.gates.counters.counted", str(folder / "request"),
     ]
     # fmt: on

@@ -364,3 +364,45 @@ def test_what_is_only_reported_is_not_counted_where_it_has_to_be_quick(
     (result,) = counters.run([subject], quick, lambda *_: None)
     assert asked[0] == metrics.CHEAP and set(asked[1]) == {*metrics.COSTLY, *(() if quick else metrics.REPORTED)}
     assert result.figures["time: classes (A/A)"] == ("not counted" if quick else "0.0 (0.0) %")
+
+
+@pytest.mark.parametrize("times", [1, 10])
+def test_kernels_that_a_call_launches_for_others_are_not_counted_with_it(
+    times: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Calls that launch `tiles` first, of one of which it is under test: that one is counted whole, with the controls,
+    and the others without it, if there are enough of them for a run of their own."""
+    shape = Shape(1, 1, 1, 64, 64, 64, "float16", False)
+
+    def subject(name: str, call: str) -> Subject:
+        plan = [("tiles", "dhp_tiles"), (call, "dhp_fwd")]
+        whole = Subject(call, lambda *_: (), nullcontext, ("tiles", call), (shape,), launches=lambda _: plan)
+        return Subject(name, lambda *_: (), nullcontext, (name,), (shape,), cubin_sha256="1f", whole=lambda: whole)
+
+    names = [f"fwd{number}" for number in range(times)]
+    right_controls(monkeypatch, {"loop_bound": controls.CAUGHT})
+    asked: list[Request] = []
+
+    def measure(request: Request, tell: Callable[[int, str], None]) -> list[Count]:
+        asked.append(request)
+        tell(request.calls, "the last one")
+        return [
+            Count(name, "shape", data, ("k",), dict.fromkeys(request.metrics, 5.0))
+            for call, classes in request.subjects.items()
+            for name, data in product(request.parts[call], classes)
+        ]
+
+    monkeypatch.setattr(ncu, "measure", measure)
+    told: list[tuple[int, int]] = []
+    some = [*(subject(name, name) for name in names), subject("first", "first"), subject("tiles", "first")]
+    results = counters.run(some, True, lambda _, done, total: told.append((done, total)))
+    assert [result.verdict for result in results] == [PASS] * len(some)
+    together = {"first": ("first", "tiles")}
+    alone = {name: (name,) for name in names}
+    if times == 1:
+        assert [(one.parts, one.entries) for one in asked] == [({**alone, **together}, ())] * 2
+    else:
+        assert [(one.parts, one.entries) for one in asked] == [(together, ()), (alone, ("dhp_fwd",))] * 2
+    for one in asked:
+        assert bool(one.controls) == bool(one.control_data) == (not one.entries)
+    assert told[-1][0] == told[-1][1] and told == sorted(told)
