@@ -143,7 +143,7 @@ def built_and_here() -> dict[str, str | None]:
 
 
 def of_launch(built: Mapping[str, str], kernels: Iterable[Mapping[str, Any]]) -> dict[str, str]:
-    """ "launch FAMILY" for every family. built: the digests that the build carries of its launch sources; kernels: what
+    """"launch FAMILY" for every family. built: the digests that the build carries of its launch sources; kernels: what
     its table says of them (``_inspect.kernels()``)."""
     front = digest((path for pattern in _FRONT for path in _PACKAGE.glob(pattern)), _PACKAGE)
     rows: dict[str, list[Any]] = {sources: [] for sources in built.values()}  # families of one call have the same
@@ -157,7 +157,7 @@ def of_launch(built: Mapping[str, str], kernels: Iterable[Mapping[str, Any]]) ->
 
 
 def of_kernels(built: Mapping[str, str], kernels: Iterable[Mapping[str, Any]]) -> dict[str, str]:
-    """ "kernels KERNEL" for every kernel; arguments as of_launch's. Compared are kernels of the same calls, dtype and
+    """"kernels KERNEL" for every kernel; arguments as of_launch's. Compared are kernels of the same calls, dtype and
     head_dim: a call has one of each, and so have the forms in which its rows are computed again."""
     kernels = list(kernels)
 
@@ -174,7 +174,7 @@ def of_kernels(built: Mapping[str, str], kernels: Iterable[Mapping[str, Any]]) -
 
 
 def of_families(folder: Path = _GATES / "families") -> dict[str, str]:
-    """ "family FAMILY" for every module in dhp_safe_fa/gates/families, with those of them that it imports."""
+    """"family FAMILY" for every module in dhp_safe_fa/gates/families, with those of them that it imports."""
     modules, read = {path.stem: path for path in folder.glob("*.py")}, cache(without_comments)
     imports = {
         name: {

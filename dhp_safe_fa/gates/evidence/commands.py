@@ -130,7 +130,9 @@ def _chosen(arguments: argparse.Namespace, kernels: Sequence[Mapping[str, Any]])
     unknown = [family for family in arguments.family or () if family not in families]
     if unknown:
         raise NotRun(f"--family {unknown[0]}: there is no such family; there are {', '.join(sorted(families))}")
-    names = [str(kernel["name"]) for kernel in kernels if not arguments.family or kernel["family"] in arguments.family]
+    names = [
+        str(kernel["name"]) for kernel in kernels if not arguments.family or kernel["family"] in arguments.family
+    ]
     targets.require_shipped(arguments.kernel, names)
     return [name for name in names if not arguments.kernel or name in arguments.kernel]
 

@@ -357,7 +357,9 @@ class _Taint:
         other.within = {b for b, (first, _) in enumerate(self.graph.blocks) if first in self.early}
         other.public_loads, other.is_declassified = set(), lambda _: False
         other.effects = {
-            position: replace(effect, secret="the launch") if effect.writes and self.varies(position) else effect
+            position: replace(effect, secret="the launch")
+            if effect.writes and self.varies(position)
+            else effect
             for position, effect in self.effects.items()
         }
         other.run()
