@@ -56,7 +56,7 @@ class Extent:
 
 
 QUICK = Extent(shapes=2, blocks=400, control_blocks=150, power_blocks=100, sustained_s=0.05, repeats=2)
-FULL = Extent(shapes=4, blocks=2000, control_blocks=400, power_blocks=400, sustained_s=0.4, repeats=3)
+FULL = Extent(shapes=4, blocks=2000, control_blocks=400, power_blocks=400, sustained_s=0.2, repeats=3)
 
 
 def attention_job(subject: Subject, shape: Shape, contents: dict[str, Any]) -> Job:
