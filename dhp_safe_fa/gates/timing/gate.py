@@ -1,8 +1,8 @@
 """The gate `timing`: does a kernel take longer for some inputs than for others of equal bit statistics?
 
-A pass says that no difference was found in the cycles a launch takes, and how large one would have had to be to be
-found. How long a cycle lasts follows from power; that channel is measured beside it and reported, not judged
-(docs/gates-timing.md).
+A pass says that no difference was found in the cycles a launch takes, beyond what the clock does to them, and how large
+one would have had to be to be found. How long a cycle lasts follows from power; that channel is measured beside it and
+reported, not judged (docs/gates-timing.md).
 """
 
 from __future__ import annotations

@@ -19,6 +19,7 @@ from .stats import (
     detectable,
     holm,
     permutations_for,
+    trimmed_mean,
     upper_bound,
 )
 
@@ -57,11 +58,13 @@ class Contrasts:
     Attributes:
         of: by class.
         same: the classes with identical content.
+        by_clock: by class, the effect that its clock has at most. At a slower clock a launch takes no more cycles.
         corrected: p-values after Holm's correction over all that was tested together.
     """
 
     of: dict[str, Contrast]
     same: tuple[str, ...]
+    by_clock: dict[str, float] = field(default_factory=dict)
     corrected: dict[str, float] = field(default_factory=dict)
 
     @property
@@ -70,16 +73,23 @@ class Contrasts:
 
     def detectable(self, tests: int) -> float:
         """The smallest effect that would have been found among so many tests, whichever class has it."""
-        return detectable(self.identical, max(one.error for one in self.of.values()), tests)
+        noise = max(one.error for one in self.of.values())
+        return detectable(self.identical, noise, tests) + max(map(abs, self.by_clock.values()), default=0.0)
+
+    def _without_clock(self, name: str) -> float:
+        """What remains of a class's effect if its clock explains as much of it as it can."""
+        effect, most = self.of[name].effect, self.by_clock.get(name, 0.0)
+        return effect - min(max(effect, min(most, 0.0)), max(most, 0.0))
 
     def outstanding(self) -> list[str]:
-        """Classes that differ significantly, and by more than identical classes do; these themselves only have to
-        differ significantly."""
+        """Classes that differ significantly, and by more than identical classes do, beside what their clock may
+        explain; identical ones only have to differ significantly."""
         bound = upper_bound(self.identical)
         return [
             name
             for name, one in self.of.items()
-            if self.corrected[name] < ALPHA and (name in self.same or abs(one.effect) > bound)
+            if self.corrected[name] < ALPHA
+            and (name in self.same or abs(self._without_clock(name)) > bound)
         ]
 
 
@@ -117,7 +127,8 @@ class Judged:
         first: the measurement on which everything is reported.
         detectable_percent: what would have been found, by both looks, with a probability of at least stats.POWER; in %
             of the reference.
-        differences: classes that take other numbers of cycles than the reference, in both measurements.
+        differences: classes that take other numbers of cycles than the reference, by more than their clock may explain,
+            in both measurements.
         invalid: classes with identical content that seem to, in both measurements.
         unconfirmed: classes that seemed to, and did not when measured again.
         clock: classes that take another time in as many cycles.
@@ -163,6 +174,7 @@ def _class_json(comparison: Comparison, name: str) -> dict[str, float]:
     return {
         "effect_cycles": cycles.effect,
         "error_cycles": cycles.error,
+        "by_clock_cycles": comparison.cycles.by_clock[name],
         "p": cycles.p,
         "p_corrected": comparison.cycles.corrected[name],
         "effect_ns": ns.effect,
@@ -182,7 +194,7 @@ def _percentiles(comparison: Comparison) -> dict[str, list[float]]:
 def compare(study: Study, clock: Clock, blocks: int, permutations: int, rng: np.random.Generator) -> Comparison:
     """Measure a study once; p-values are not corrected yet. NotRun if the clock's times are no times."""
     sample = clock.interleaved(study.make(), study.columns, blocks, rng)
-    if not (np.isfinite(sample.ns).all() and np.isfinite(sample.cycles).all() and (sample.cycles > 0).all()):
+    if not all(np.isfinite(times).all() and (times > 0).all() for times in (sample.ns, sample.cycles)):
         raise NotRun(f"{study.name}: the clock gave a time that is no positive number")
 
     names = study.columns[2:]
@@ -196,7 +208,18 @@ def compare(study: Study, clock: Clock, blocks: int, permutations: int, rng: np.
             found = threads.map(of, range(len(names)), rng.spawn(len(names)))
             return Contrasts(dict(zip(names, found, strict=True)), study.same)
 
-    return Comparison(study, sample, contrasts(sample.cycles), contrasts(sample.ns))
+    cycles = contrasts(sample.cycles)
+    cycles.by_clock.update(_by_clock(study, sample))
+    return Comparison(study, sample, cycles, contrasts(sample.ns))
+
+
+def _by_clock(study: Study, sample: Sample) -> dict[str, float]:
+    """By class, the cycles that a launch takes more at its clock than at the reference's if all that it does is to wait
+    for memory, which lasts as long at any clock."""
+    clocks = sample.cycles / sample.ns
+    faster = trimmed_mean((clocks[:, 2:] - clocks[:, :2].mean(axis=1, keepdims=True)).T)
+    launch = float(np.median(sample.ns[:, :2]))
+    return {name: launch * float(one) for name, one in zip(study.columns[2:], faster, strict=True)}
 
 
 def _correct(together: Sequence[Contrasts]) -> None:
@@ -218,9 +241,10 @@ def judge(
     """Measure all studies, correct for the number of tests among them, and measure again where something was found.
 
     A difference is what is found twice: in the multiprocessor's cycles, corrected p below ALPHA, effect above the bound
-    of identical classes, and the same sign. So the chance to report one where there is none is far below ALPHA, and
-    what is twice the detectable effect is practically never missed. Differences in nanoseconds alone come from the
-    clock's frequency, which follows the power that is drawn; they are reported as such.
+    of identical classes and beyond what the class's clock may explain, and the same sign. So the chance to report one
+    where there is none is far below ALPHA, and what is twice the detectable effect is practically never missed.
+    Differences in nanoseconds alone come from the clock's frequency, which follows the power that is drawn; they are
+    reported as such.
 
     Raises:
         ValueError: a study has nothing to compare, or no identical classes to say what a difference is.

@@ -49,7 +49,7 @@ class ShiftedClock:
             self.shift = self.multiple * Contrasts(of, ("same 1", "same 2")).detectable(1)
         self.looks += 1
         y[:, list(columns).index("shifted")] += self.shift
-        return Sample(np.ones_like(y), y)
+        return Sample(y / 1.7, y)
 
     def sustained(self, job: Job, name: str, seconds: float) -> float:
         raise AssertionError("nothing here is timed back to back")
