@@ -59,9 +59,10 @@ class Batch:
         changed: the first run's outputs with the last differing value of each element.
     """
 
-    def __init__(self, first: Outputs, runs: int) -> None:
+    def __init__(self, names: Sequence[str], first: Outputs, runs: int) -> None:
         size = sum(output.numel() * output.element_size() for output in first)
         room = max(1, min(_BATCH, runs - 1, _BATCH_BYTES // max(1, size)))
+        self._names, self._first = names, first
         self._expected = [bits(output) for output in first]
         self._copies = [output.new_empty((room, *output.shape)) for output in first]
         self._slots = list(zip(*(copies.unbind() for copies in self._copies), strict=True))
@@ -70,15 +71,20 @@ class Batch:
         self.wrong = torch.zeros(runs, len(first), dtype=torch.int64, device=first[0].device)
         self.changed = tuple(output.clone() for output in first)
 
-    def add(self, outputs: Outputs) -> None:
-        """Those of the next run. ValueError if they are of another shape or type."""
-        for slot, output in zip(self._slots[self._held], outputs, strict=True):
-            if output.shape != slot.shape or output.dtype != slot.dtype:
-                raise ValueError(f"outputs of two runs are {slot.dtype} {slot.shape} and {output.dtype} {output.shape}")
+    def add(self, outputs: Outputs) -> str:
+        """Those of the next run. Returns what they differ in where that is their number, a shape or a type: then they
+        are not added."""
+        slots = self._slots[self._held]
+        if [(output.shape, output.dtype) for output in outputs] != [(slot.shape, slot.dtype) for slot in slots]:
+            if len(outputs) != len(slots):
+                return f"{len(outputs)} outputs instead of {len(slots)}"
+            return compare_outputs(self._names, self._first, outputs)
+        for slot, output in zip(slots, outputs, strict=True):
             slot.copy_(output)
         self._held += 1
         if self._held == len(self._slots):
             self.compare()
+        return ""
 
     def compare(self) -> None:
         """The runs that have been added since the last time."""
@@ -102,6 +108,7 @@ def compare_runs(
     memory: Memory,
     runs: int,
     beside: Callable[[], None] = lambda: None,
+    alone: Outputs = (),
 ) -> str:
     """Call so many times, on poisoned memory, and compare each run's outputs with the first one's.
 
@@ -109,6 +116,7 @@ def compare_runs(
         call: takes its outputs and workspaces from torch's allocator.
         names: of its outputs.
         beside: called before each run, to start what runs beside it.
+        alone: outputs that the first run is compared with.
 
     Returns:
         The first differing element of each output, or nothing.
@@ -122,9 +130,12 @@ def compare_runs(
         return outputs
 
     first = tuple(output.clone() for output in once(0))
-    batch = Batch(first, runs)
+    if alone and (said := compare_outputs(names, alone, first)):
+        return f"{said}; in the first run, which differs from one alone"
+    batch = Batch(names, first, runs)
     for run in range(1, runs):
-        batch.add(once(run))  # no variable keeps an output, hence its memory, for the next run
+        if said := batch.add(once(run)):  # no variable keeps an output, hence its memory, for the next run
+            return f"{said}; in run {run}"
     batch.compare()
     said = compare_outputs(names, first, batch.changed)
     if not said:
@@ -134,8 +145,12 @@ def compare_runs(
 
 
 def repeat(
-    call: Callable[[], Outputs], names: Sequence[str], runs: int, beside: Callable[[], None] = lambda: None
+    call: Callable[[], Outputs],
+    names: Sequence[str],
+    runs: int,
+    beside: Callable[[], None] = lambda: None,
+    alone: Outputs = (),
 ) -> str:
     """`compare_runs` on poisoned memory. WrongMemory if the call was given other memory."""
     call()  # what a library sets up at first use is not part of every call
-    return compare_runs(call, names, PoisonedBlocks(call()), runs, beside)
+    return compare_runs(call, names, PoisonedBlocks(call()), runs, beside, alone)

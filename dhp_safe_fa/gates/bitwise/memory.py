@@ -100,9 +100,13 @@ def _take(sizes: Sequence[int]) -> list[Tensor]:
 
 
 def _bytes(start: int, end: int) -> Tensor:
-    """Memory of the current device, which somebody else holds, as a tensor (CUDA array interface, version 3)."""
+    """Memory of the current device, which somebody else holds, as a tensor (CUDA array interface, version 3).
+    WrongMemory if torch gives a copy."""
     shown = {"data": (start, False), "shape": (end - start,), "typestr": "|u1", "version": 3}
-    return torch.as_tensor(SimpleNamespace(__cuda_array_interface__=shown), device="cuda")
+    tensor = torch.as_tensor(SimpleNamespace(__cuda_array_interface__=shown), device="cuda")
+    if tensor.data_ptr() != start or tensor.numel() != end - start:
+        raise WrongMemory("torch gives no tensor over memory that is to be poisoned")
+    return tensor
 
 
 def _in_use() -> tuple[int, ...]:

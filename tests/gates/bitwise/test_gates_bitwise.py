@@ -152,10 +152,24 @@ def test_all_outputs_of_each_run_are_looked_for_in_the_poisoned_memory() -> None
 @pytest.mark.parametrize(
     "then", [torch.ones(1, 2), torch.ones(1), torch.ones(2, 1), torch.ones(1, 2, dtype=torch.float16)], ids=str
 )
-def test_runs_with_outputs_of_unlike_shapes_or_types_are_an_error(then: Tensor) -> None:
-    outputs = iter([torch.ones(2, 1, dtype=torch.float16), then])
-    with pytest.raises(ValueError, match=r"outputs of two runs are torch.float16 .*\[2, 1\].* and torch.float"):
-        compare_runs(lambda: (next(outputs),), ("out",), Unpoisoned(), 2)
+def test_runs_with_outputs_of_unlike_shapes_or_types_differ(then: Tensor) -> None:
+    first = torch.ones(2, 1, dtype=torch.float16)
+    outputs = iter([first, first, then])
+    said = compare_runs(lambda: (next(outputs),), ("out",), Unpoisoned(), 3)
+    assert said == f"out: {then.dtype} {list(then.shape)} instead of torch.float16 [2, 1]; in run 2"
+
+
+def test_runs_with_unlike_numbers_of_outputs_differ() -> None:
+    outputs = iter([2, 2, 1])
+    call = lambda: (torch.ones(3),) * next(outputs)  # noqa: E731
+    assert compare_runs(call, ("out", "lse"), Unpoisoned(), 3) == "1 outputs instead of 2; in run 2"
+
+
+def test_the_first_run_has_the_bits_that_it_has_alone() -> None:
+    one = lambda: (torch.ones(3),)  # noqa: E731
+    assert compare_runs(one, ("out",), Unpoisoned(), 3, alone=one()) == ""
+    said = compare_runs(one, ("out",), Unpoisoned(), 3, alone=(torch.tensor([1.0, 2.0, 1.0]),))
+    assert said.startswith("out[1]: 2 ") and said.endswith("in the first run, which differs from one alone")
 
 
 def test_a_difference_in_another_output_alone_is_found() -> None:
@@ -418,11 +432,14 @@ def test_verdicts(monkeypatch: pytest.MonkeyPatch) -> None:
     assert examine(monkeypatch, share=0.2)[0] == INVALID
 
 
-@pytest.mark.parametrize(("shares", "share", "found"), [((0.6,), 0.6, 1), ((0.3, 0.7), 0.7, 2), ((0.3, 0.4), 0.4, 2)])
+@pytest.mark.parametrize(
+    ("shares", "differ", "share", "tries"),
+    [((0.6,), "", 0.6, 1), ((0.3, 0.7), "", 0.7, 2), ((0.3, 0.4), "", 0.4, 2), ((0.3,), "differ", 0.3, 1)],
+)
 def test_runs_beside_a_load_that_ended_too_early_are_made_again(
-    shares: tuple[float, ...], share: float, found: int, monkeypatch: pytest.MonkeyPatch
+    shares: tuple[float, ...], differ: str, share: float, tries: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Beside a longer one; what either finds stands. Of each class there are as many runs as there have to be."""
+    """Beside a longer one, unless something has been found; and as many of each class as there have to be."""
     lengths: list[float] = []
     made: list[tuple[str, int, bool]] = []
 
@@ -433,23 +450,30 @@ def test_runs_beside_a_load_that_ended_too_early_are_made_again(
         def busy_share(self) -> float:
             return shares[len(lengths) - 1]
 
-    def repeat(call: Callable[[], tuple[str]], names: object, runs: int, beside: Load | None = None) -> str:
-        made.append((*call(), runs, beside is not None))
-        return "differs" if beside else ""
+    def repeat(
+        call: Callable[[], tuple[Tensor]],
+        names: object,
+        runs: int,
+        beside: Load | None = None,
+        alone: tuple[Tensor, ...] = (),
+    ) -> str:
+        made.append((classes[int(call()[0])], runs, beside is not None))
+        assert alone == (call() if beside else ())
+        return differ if beside else ""
 
     classes = ("zeros", "normal", "large")
     monkeypatch.setattr(bitwise, "Load", Load)
     monkeypatch.setattr(bitwise, "repeat", repeat)
-    clock = iter([0.0, 10.0, 12.5, 20.0])  # when the runs of each class begin, and when those of the second have ended
+    clock = iter([0.0, 10.0, 12.5, 20.0])  # when the runs of each class begin, those of the second end
     monkeypatch.setattr(bitwise, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
-    subject = Subject(
-        "a", lambda given, _: given, nullcontext, ("a",), (SHAPES[0],), make=lambda name, *_: (name,), classes=classes
-    )
-    said = [f"{SHAPES[0]} normal, beside a load: differs"] * found
+    make = lambda name, *_: (torch.tensor(classes.index(name)),)  # noqa: E731
+    attend = lambda given, _: given  # noqa: E731
+    subject = Subject("a", attend, nullcontext, ("a",), (SHAPES[0],), make=make, classes=classes)
+    said = [f"{SHAPES[0]} normal, beside a load: differ"] * bool(differ)
     assert bitwise.repeat_shape(subject, SHAPES[0], bitwise.FULL) == (said, share)
-    assert lengths == [2.5, 10.0][:found]  # milliseconds: a thousand runs took 2.5 s
+    assert lengths == [2.5, 10.0][:tries]  # milliseconds: a thousand runs took 2.5 s
     alone = [("zeros", 50, False), ("normal", 1000, False), ("large", 50, False)]
-    assert made == alone + [("normal", 1000, True)] * found
+    assert made == alone + [("normal", 1000, True)] * tries
 
 
 def test_the_shape_beside_which_the_load_ran_least_decides(monkeypatch: pytest.MonkeyPatch) -> None:
