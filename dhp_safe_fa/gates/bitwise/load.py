@@ -6,15 +6,18 @@ import math
 
 import torch
 
-# A product of this size keeps an H100 busy for about 0.2 ms, the copy for about 0.05 ms: as long as a short repeat.
-_MATRIX = 4096
+# On an H200 a product of this size takes some 0.03 ms, the copy 0.05: a short part of the shortest run, so that a load
+# can be as long as a run, and no kernel waits long for multiprocessors. The copy is more than the L2 holds.
+_MATRIX = 2048
 _COPY_BYTES = 64 * 2**20
+_TIMED = 8  # of both, to find out how long they take
 
 
 class Load:
-    """A matrix product and a copy, started on another stream whenever it is called, not before the work that was
-    submitted to the current stream until then. Both are done so often that alone they take `milliseconds` at least,
-    which should be those of the work that they run beside."""
+    """Matrix products and copies, started on another stream whenever it is called, not before the work that was
+    submitted to the current stream until then. They are so many that alone they take `milliseconds` at least, which
+    should be those of the work that they run beside; a CUDA graph, because to start each alone would take the host
+    longer than that."""
 
     def __init__(self, milliseconds: float) -> None:
         self._stream = torch.cuda.Stream()
@@ -23,13 +26,27 @@ class Load:
         self._bytes = torch.zeros(_COPY_BYTES, dtype=torch.uint8, device="cuda")
         self._copy = torch.empty_like(self._bytes)
         self._calls: list[tuple[torch.cuda.Event, torch.cuda.Event, torch.cuda.Event]] = []  # called, begin, end
-        self._times = 1
-        self()  # the first one sets the libraries up
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream):
+            self._work()  # the first one sets the libraries up
+        self._graph = self._capture(_TIMED)
+        self()
         self()
         torch.cuda.synchronize()
         _, begin, end = self._calls[-1]
-        self._times = max(1, math.ceil(milliseconds / begin.elapsed_time(end)))
+        self._graph = self._capture(max(1, math.ceil(_TIMED * milliseconds / begin.elapsed_time(end))))
         self._calls.clear()
+
+    def _work(self) -> None:
+        torch.mm(self._matrix, self._matrix, out=self._product)
+        self._copy.copy_(self._bytes, non_blocking=True)
+
+    def _capture(self, times: int) -> torch.cuda.CUDAGraph:
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=self._stream):
+            for _ in range(times):
+                self._work()
+        return graph
 
     def __call__(self) -> None:
         called, begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(3))
@@ -37,9 +54,7 @@ class Load:
         self._stream.wait_event(called)
         with torch.cuda.stream(self._stream):
             begin.record()
-            for _ in range(self._times):
-                torch.mm(self._matrix, self._matrix, out=self._product)
-                self._copy.copy_(self._bytes, non_blocking=True)
+            self._graph.replay()
             end.record()
         self._calls.append((called, begin, end))
 
