@@ -50,13 +50,12 @@ class PoisonedBlocks:
         self._in_use: tuple[int, ...] = ()  # when it was last looked at, before anything was taken
         self._sizes: list[int] = []  # of all that was free, in the order in which it is asked for
         self._places: list[int] = []  # where these blocks lay
-        self._filled: list[tuple[int, int]] = []  # from address to address, none next to another
-        self._bytes: list[Tensor] = []  # the same as tensors, which hold no memory
+        self._filled: list[Tensor] = []  # what these blocks are together, none next to another; they hold no memory
 
     def poison(self, run: int) -> None:
         """Fill with one byte, another one in each run: 0xff, which is NaN, would hide what is added to it."""
         blocks = self._all_free()
-        for some in self._bytes:
+        for some in self._filled:
             some.fill_(run * 37 % 256)  # 37 is odd: every byte comes once in 256 runs
         del blocks  # not before they are filled
 
@@ -75,12 +74,12 @@ class PoisonedBlocks:
         self._in_use, self._sizes = _in_use(), free_sizes()
         blocks = _take(self._sizes)
         self._places = [block.data_ptr() for block in blocks]
-        self._filled = []
+        spans: list[tuple[int, int]] = []  # from address to address
         for start, end in sorted((block.data_ptr(), block.data_ptr() + block.numel()) for block in blocks):
-            if self._filled and self._filled[-1][1] == start:  # once given back they are one block
-                start = self._filled.pop()[0]
-            self._filled.append((start, end))
-        self._bytes = [_bytes(start, end) for start, end in self._filled]
+            if spans and spans[-1][1] == start:  # once given back they are one block
+                start = spans.pop()[0]
+            spans.append((start, end))
+        self._filled = [_bytes(start, end) for start, end in spans]
         return blocks
 
     def check(self, outputs: Sequence[Tensor]) -> None:
@@ -91,7 +90,7 @@ class PoisonedBlocks:
     def _holds(self, tensor: Tensor) -> bool:
         first = tensor.data_ptr()
         last = first + tensor.numel() * tensor.element_size()
-        return any(start <= first and last <= end for start, end in self._filled)
+        return any(some.data_ptr() <= first and last <= some.data_ptr() + some.numel() for some in self._filled)
 
 
 def _take(sizes: Sequence[int]) -> list[Tensor]:
