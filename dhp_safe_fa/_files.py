@@ -7,6 +7,11 @@ import tempfile
 from pathlib import Path
 
 
+def can_write(path: Path) -> bool:
+    """Whether a file could be written there, by what is known without doing it: asked before a long run."""
+    return path.parent.is_dir() and os.access(path.parent, os.W_OK) and not path.is_dir()
+
+
 def write_whole(text: str, path: Path) -> None:
     """Write a text file. A temporary neighbour takes its name at the end, so that no failure leaves half a file. What
     is no file, such as /dev/null or a pipe, is written to and stays what it is."""

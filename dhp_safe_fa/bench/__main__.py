@@ -6,7 +6,6 @@ Exit status: 0; 1 if a result was wrong (nothing is timed for that case); 2 if a
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -18,6 +17,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from dhp_safe_fa import _inspect
+from dhp_safe_fa._files import can_write
 from dhp_safe_fa.bench import anchors, meter
 from dhp_safe_fa.bench.cases import DTYPES, LAYOUTS, Case, select
 from dhp_safe_fa.bench.directions import DIRECTIONS, FORWARD, Direction
@@ -150,7 +150,7 @@ def _check_outputs(args: argparse.Namespace) -> None:
     """Finds out before a long run that its results could not be written."""
     pictures = [(o, path) for o, path in (("--plot", args.plot), ("--plot-all", args.plot_all)) if path]
     for option, path in [*pictures, *([("--json", args.json)] if args.json else [])]:
-        if not (path.parent.is_dir() and os.access(path.parent, os.W_OK) and not path.is_dir()):
+        if not can_write(path):
             raise UsageError(f"{option} {path}: cannot write there")
     for option, path in pictures:
         try:

@@ -21,6 +21,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from dhp_safe_fa import evidence
+from dhp_safe_fa._files import can_write, write_whole
 
 from . import controls, provenance, report, targets, tools
 from .evidence import commands
@@ -265,6 +266,17 @@ def _console(stream: TextIO) -> Console:
     return Console(file=stream, width=None if stream.isatty() else 130)
 
 
+def _write(text: str, file: str, errors: Console) -> None:
+    """What stops it is printed: the verdict stands."""
+    if file == "-":
+        sys.stdout.write(text)
+        return
+    try:
+        write_whole(text, Path(file))
+    except OSError as error:
+        errors.print(escape(f"--json {file}: not written: {error}"))
+
+
 def main(argv: list[str] | None = None) -> int:
     """Run one gate, or all; returns the exit code."""
     arguments = _parser().parse_args(argv)
@@ -275,21 +287,21 @@ def main(argv: list[str] | None = None) -> int:
     try:
         if arguments.gate in commands.COMMANDS:
             return run_audits(arguments, screen)
+        for option in ("json", "plot"):
+            path = getattr(arguments, option, None)
+            if path and str(path) != "-" and not can_write(Path(path)):
+                raise NotRun(f"--{option} {path}: cannot write there")
         if arguments.gate == "all":
             verdict, found = run_all(arguments, screen)
         elif arguments.gate == "sass":
             verdict, found = run_sass(arguments, screen)
         else:
             verdict, found = run_executing(arguments.gate, arguments, screen)
-        if json_file:
-            text = json.dumps(found, indent=2) + "\n"
-            if json_file == "-":
-                sys.stdout.write(text)
-            else:
-                Path(json_file).write_text(text)
     except _CAUSES as error:
         errors.print(escape(f"NOT RUN: {error}"))
         return EXIT_CODES[NOT_RUN]
+    if json_file:
+        _write(json.dumps(found, indent=2) + "\n", json_file, errors)
     note = {INVALID: ": a control went wrong or none was judged, so the verdicts mean nothing"}.get(verdict, "")
     screen.out.print(f"{report.coloured(verdict)}{note}")
     if not arguments.peer:

@@ -492,3 +492,25 @@ def test_shipped_kernels_pass(tmp_path: Path) -> None:
     for report in reports:
         found = (report["predicated_branches"], report["secret_findings"], report["unknown_opcodes"])
         assert found == (0, [], []), report["kernel"]
+
+
+def test_a_file_that_cannot_be_written_is_said_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(cli, "run_sass", lambda *_: pytest.fail("the gate was run"))
+    path = tmp_path / "nowhere" / "o.json"
+    assert cli.main(["sass", "--json", str(path)]) == 2
+    assert f"--json {path}: cannot write there" in capsys.readouterr().err.replace("\n", "")
+
+
+def test_a_verdict_outlives_its_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(text: str, path: Path) -> None:
+        raise OSError("no space")
+
+    monkeypatch.setattr(cli, "write_whole", fail)
+    cubin, path = compile_cubin(tmp_path, LEAKY), tmp_path / "o.json"
+    assert cli.main(["sass", "--cubin", str(cubin), "--json", str(path)]) == 1
+    captured = capsys.readouterr()
+    assert "not written: no space" in captured.err.replace("\n", "") and "FAIL" in captured.out
