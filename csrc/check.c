@@ -94,8 +94,9 @@ static dhp_status check_call(const dhp_attention *args, form given, form keys, d
                     DHP_CPU_MAX_HEAD_DIM);
   if (k->size[1] < 1 || q->size[1] % k->size[1] != 0)
     return dhp_fail(error, DHP_INVALID_ARGUMENT,
-                    "k: %lld key heads for %lld query heads; the number of query heads must be a multiple of it",
-                    (long long)k->size[1], (long long)q->size[1]);
+                    "k: %lld key heads for %lld query heads; the number of query heads must be a multiple of it "
+                    "(k " SHAPE ", q " SHAPE ")",
+                    (long long)k->size[1], (long long)q->size[1], shape_of(k, keys).text, shape_of(q, given).text);
   if (q->size[2] > MAX_SEQLEN || k->size[2] > MAX_SEQLEN)
     return dhp_fail(error, DHP_UNSUPPORTED, "%s: sequence length %lld; supported: up to %d",
                     q->size[2] > MAX_SEQLEN ? "q" : "k", (long long)(q->size[2] > MAX_SEQLEN ? q->size[2] : k->size[2]),

@@ -51,9 +51,15 @@ void *memory_of(const char *name, const Tensor &t) {
   return t.data_ptr();
 }
 
+/* Those that this operator has code for; a call with tensors of others does not come here. */
+static std::string device_of(const Tensor &t) {
+  return t.is_cuda() ? "cuda:" + std::to_string(t.get_device_index()) : "cpu";
+}
+
 void check_same_device(const char *name, const Tensor &t, const Tensor &q, const char *model) {
   if (t.is_cuda() != q.is_cuda() || t.get_device_index() != q.get_device_index())
-    fail(std::string(name) + ": on another device than " + model + "; all tensors must be on the same device");
+    fail(std::string(name) + ": on " + device_of(t) + ", " + model + " on " + device_of(q) +
+         "; all tensors must be on the same device");
 }
 
 /* ---- what a tensor is -------------------------------------------------------------------------------------------- */

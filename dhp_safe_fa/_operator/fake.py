@@ -54,7 +54,8 @@ class _Checks:
     def on_device_of(self, q: Tensor, model_name: str = "q", **tensors: Tensor | None) -> None:
         for name, tensor in tensors.items():
             if tensor is not None and tensor.device != q.device:
-                self.refuse(f"{name}: on another device than {model_name}; all tensors must be on the same device")
+                devices = f"on {tensor.device}, {model_name} on {q.device}"
+                self.refuse(f"{name}: {devices}; all tensors must be on the same device")
 
     def described(self, rank: int = 4, shape: str = "[B, H, S, D]", *, why: str = "", **tensors: Tensor) -> None:
         for name, tensor in tensors.items():
@@ -95,7 +96,7 @@ class _Checks:
         if k.size(1) < 1 or q.size(1) % k.size(1) != 0:
             self.refuse(
                 f"k: {k.size(1)} key heads for {q.size(1)} query heads; "
-                "the number of query heads must be a multiple of it"
+                f"the number of query heads must be a multiple of it {shapes}"
             )
         if scale is not None and not 0 <= scale <= LARGEST:
             self.refuse(f"scale: {scale:g}; supported: 0 to 2^100")

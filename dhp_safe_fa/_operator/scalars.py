@@ -29,6 +29,15 @@ def is_number(value: object) -> bool:
     return isinstance(value, numbers.Real)
 
 
+def is_flag(value: object) -> bool:
+    """True or False, or 0 or 1: also of numpy, and a tensor of one of torch.bool."""
+    if isinstance(value, (bool, torch.SymBool)):  # first: torch.compile knows these
+        return True
+    if isinstance(value, Tensor):
+        return value.dtype == torch.bool and _is_single(value)
+    return getattr(value, "ndim", 0) == 0 and value in (0, 1)
+
+
 def is_too_large(value: object) -> bool:
     """A whole number that no float is as large as."""
     return isinstance(value, int) and abs(value) >= 2**1024

@@ -9,6 +9,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from harness import CPU_MAX_HEAD_DIM, FUNCTIONS, HOPPER_MISSING, Target, max_head_dim, needs_hopper, qkv, refusal
@@ -245,6 +246,9 @@ def test_what_is_no_tensor(device: str, missing: str, given: object) -> None:
 OTHER_TYPES: list[tuple[dict[str, Any], str]] = [
     ({"is_causal": None}, "is_causal: None; supported: True or False"),
     ({"is_causal": "yes"}, "is_causal: 'yes'; supported: True or False"),
+    ({"is_causal": 0.5}, "is_causal: 0.5; supported: True or False"),
+    ({"is_causal": 2}, "is_causal: 2; supported: True or False"),
+    ({"is_causal": torch.tensor(0.5)}, r"is_causal: a tensor of shape \(\), torch.float32; supported: True or False"),
     ({"scale": "x"}, "scale: 'x'; expected a number, or None"),
     ({"softcap": "x"}, "softcap: 'x'; expected a number, or None"),
     ({"sinks": [1.0, 2.0]}, "sinks: list; expected a tensor, or None"),
@@ -279,6 +283,14 @@ def test_numbers_in_tensors(device: str) -> None:
         scale = torch.tensor(0.5, requires_grad=True)
         places = {"causal_offset": torch.tensor(1), "window": (torch.tensor(2), torch.tensor(0))}
         assert torch.equal(dhp_safe_fa.attention(q, k, v, is_causal=True, scale=scale, **places), want)
+
+
+@pytest.mark.parametrize("flag", [1, np.bool_(True), torch.tensor(True), torch.tensor([True])], ids=repr)
+def test_is_causal_of_other_types(flag: Any) -> None:
+    """What says True or False and nothing else."""
+    q = torch.randn(1, 2, 5, 8)
+    want = dhp_safe_fa.attention(q, q, q, is_causal=True)
+    assert torch.equal(dhp_safe_fa.attention(q, q, q, is_causal=flag), want)
 
 
 def test_a_tensor_as_number_is_not_blamed_for_others() -> None:

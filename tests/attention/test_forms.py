@@ -331,7 +331,7 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"sinks": torch.zeros(3)}, "sinks: shape [3]; expected [2], one number for each query head"),
     ({"sinks": torch.zeros(1, 2)}, "sinks: shape [1, 2]; expected [2]"),
     ({"sinks": torch.zeros(2).double()}, "sinks: dtype float64; expected float32"),
-    ({"sinks": torch.zeros(2, device="meta")}, "sinks: on another device than q"),
+    ({"sinks": torch.zeros(2, device="meta")}, "sinks: on meta, q on cpu; all tensors must be on the same device"),
 ]
 
 

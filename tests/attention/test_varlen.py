@@ -246,7 +246,7 @@ def refused(changed: dict[str, Any], fake: bool) -> str:
 MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"q": torch.zeros(1, 7, 4, 16)}, r"q: rank 4; expected 3 dimensions [tokens, H, D]"),
     ({"v": torch.zeros(11, 1, 16)}, "v: shape [11, 1, 16] differs from k's [11, 2, 16]"),
-    ({"q": torch.zeros(7, 3, 16)}, "k: 2 key heads for 3 query heads"),
+    ({"q": torch.zeros(7, 3, 16)}, "k: 2 key heads for 3 query heads; the number of query heads must be a multiple"),
     ({"q": torch.zeros(7, 4, 8)}, "k: head_dim 16 differs from q's head_dim 8 (k [11, 2, 16], q [7, 4, 8])"),
     ({"k": torch.zeros(11, 2, 16).half()}, "k: dtype float16 differs from q's float32"),
     ({"q": torch.zeros(7, 4, 16).int()}, "q: dtype int32; supported: float16"),
