@@ -41,7 +41,7 @@ SOURCES, UNBRANCH = provenance.CONTROLS, provenance.UNBRANCH
 PACKAGED, MANIFEST = provenance.PACKAGED, provenance.MANIFEST
 CACHE = provenance.ROOT / "build" / "controls"
 LITERAL, CAUGHT = "literal", "caught"
-TWINS = ("leak", "clean")
+LEAK, CLEAN = TWINS = ("leak", "clean")
 _FLAGS = ["-std=c++17", "-O3", "-lineinfo"]
 _ARCHITECTURE = "90a"
 _SEEN = " ".join(f"{gate}=SEEN" for gate in EXECUTING)

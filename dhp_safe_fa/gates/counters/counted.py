@@ -19,13 +19,10 @@ from typing import Any
 
 import torch
 
-from .. import controls, inputs, planted
+from .. import controls, inputs, l2, planted
 from ..subjects import Subject, by_name
 
 SEED = 20240229  # any: the classes differ by design, not by luck
-# What is copied before each call to evict the L2, in multiples of its size: where it is warm, a warp that spins until
-# its data are there spins as often in every run, and the control spin_loop is not seen.
-_EVICT = 2
 
 
 @dataclass(frozen=True)
@@ -101,11 +98,12 @@ def _steps(request: dict[str, Any]) -> Iterator[Step]:
 def main(path: Path) -> None:
     torch.set_grad_enabled(False)
     request = json.loads(path.read_text())
-    size = _EVICT * torch.cuda.get_device_properties().L2_cache_size
-    evict, unused = (torch.empty(size, dtype=torch.uint8, device="cuda") for _ in range(2))
+    evict, unused = l2.as_large(), l2.as_large()
     done = []
     for number, step in enumerate(_steps(request)):
-        evict.copy_(unused)  # no kernel, which would be counted
+        # where the L2 is warm, a warp that spins until its data are there spins as often in every run, and the control
+        # spin_loop is not seen; a copy is no kernel, which would be counted
+        evict.copy_(unused)
         torch.cuda.synchronize()
         torch.cuda.nvtx.range_push(f"dhp:{number}:")
         step.call()

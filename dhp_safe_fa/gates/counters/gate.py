@@ -105,8 +105,8 @@ def judge_controls_once(counts: Sequence[Count]) -> list[ControlOutcome]:
     said = by_twin(counts, CONTROLS_ONCE.values())
     outcomes = []
     for metric, name in CONTROLS_ONCE.items():
-        leak = "; ".join(text for found, text in said[name]["leak"].items() if base_of(found) == metric)
-        clean = "; ".join(list(said[name]["clean"].values())[:2])
+        leak = "; ".join(text for found, text in said[name][controls.LEAK].items() if base_of(found) == metric)
+        clean = "; ".join(list(said[name][controls.CLEAN].values())[:2])
         outcomes.append(controls.judge_executed(f"{name}: {metric}", controls.CAUGHT, leak, clean))
     return outcomes
 

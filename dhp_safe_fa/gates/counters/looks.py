@@ -13,7 +13,6 @@ from .metrics import CANDIDATES, CHEAP, INSTRUCTIONS, WITHIN
 from .ncu import Count, Request
 from .study import by_label, by_twin, explained_elsewhere, findings, study, unusual
 
-LEAK, CLEAN = controls.TWINS  # labels of a control's runs
 # Where classes differ in none but CANDIDATES and WITHIN, the metrics that do are counted again, so many times in all
 # classes: the median of three outvotes what chance did to one run, and every class shows how far chance brings its
 # runs. Of 21 classes with an event in one run of ten, one has two in its three runs in four of ten such looks. So this
@@ -57,7 +56,7 @@ def controls_in_doubt(often: Sequence[Count], expected: Mapping[str, str]) -> di
     the clean one; of a control that is expected to be seen by nobody here the other, too."""
     found = {}
     for name, twins in by_twin(often, expected).items():
-        silent = controls.TWINS if expected[name] == controls.BLIND else (CLEAN,)
+        silent = controls.TWINS if expected[name] == controls.BLIND else (controls.CLEAN,)
         seen = list(dict.fromkeys(metric for twin in silent for metric in twins[twin]))
         if seen and _may_be_chance(seen):
             found[name] = seen
@@ -74,7 +73,7 @@ def _judged_by(often: Sequence[Count], again: Sequence[Count], doubt: Mapping[st
         judged.append(_only(count, kept))
     for count in again:
         if doubt.get(count.name):
-            in_all = set() if count.label == LEAK else {INSTRUCTIONS}
+            in_all = set() if count.label == controls.LEAK else {INSTRUCTIONS}
             judged.append(_only(count, in_all.union(doubt[count.name])))
     return judged
 

@@ -233,5 +233,5 @@ def by_twin(counts: Sequence[Count], names: Iterable[str]) -> dict[str, dict[str
     for name in names:
         labels = by_label(counts, name)
         seen[name] = {twin: study(labels[twin]) for twin in controls.TWINS}
-    elsewhere = explained_elsewhere(twins["clean"] for twins in seen.values())
+    elsewhere = explained_elsewhere(twins[controls.CLEAN] for twins in seen.values())
     return {name: {twin: findings(one, elsewhere) for twin, one in twins.items()} for name, twins in seen.items()}

@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from .. import l2
 from ..subjects import require_gpu
 from ..tools import NotRun
 from .nodes import close_around
@@ -46,8 +47,6 @@ _STAMP = b"""
 }
 """
 _FIELDS = 3  # of a stamp: nanoseconds, cycles, multiprocessor
-# What is written to evict the L2, in multiples of its size: lines are not replaced in the order in which they came.
-_EVICT = 2
 
 # Between two launches the GPU does next to nothing for this long, so that power drawn by one class is not still felt
 # in the next. A thousand instead of a hundred changed nothing. With 30 (an H200, another run) five of seven kernels
@@ -153,8 +152,7 @@ class GpuClock:
     def interleaved(self, job: Job, columns: Sequence[str], blocks: int, rng: np.random.Generator) -> Sample:
         record = torch.zeros(2, _FIELDS, dtype=torch.int64, device="cuda")
         records = torch.zeros(blocks, len(columns), 2, _FIELDS, dtype=torch.int64, device="cuda")
-        l2_bytes = torch.cuda.get_device_properties().L2_cache_size
-        evict = torch.empty(_EVICT * l2_bytes, dtype=torch.uint8, device="cuda")
+        evict = l2.as_large()
         with job.context():
             graph = self._capture(job, 1, record)
             for block in range(blocks):

@@ -1,4 +1,4 @@
-"""The gate timing where classes draw unlike power: what a slower clock does to cycles is no difference, and leaks are."""
+"""The gate timing where classes draw unlike power: what a slower clock does is no difference, and leaks are."""
 
 from __future__ import annotations
 
