@@ -56,7 +56,7 @@ def test_counters_fill_every_buffer(monkeypatch: pytest.MonkeyPatch) -> None:
 
     gradients = Watched()
     for _ in range(2):  # shapes, or calls
-        for step in counted._subject_steps("bwd", gradients.subject, 1, ["zeros", "large"], []):
+        for step in counted._subject_steps("bwd", gradients.subject, 1, ["zeros", "large"]):
             assert on[-1]
             step.call()
     assert on == [False, *[True, False] * 2]
@@ -64,14 +64,14 @@ def test_counters_fill_every_buffer(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not any(tensor.any() for tensor in zeros) and all(tensor.any() for tensor in large)
 
 
-def test_what_is_not_counted_is_not_expected(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_counters_run_the_shapes_that_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("synchronize", "profiler.start", "profiler.stop"):
         monkeypatch.setattr(f"torch.cuda.{name}", lambda: None)
-    plan = [("delta", "dhp_delta"), ("dk", "dhp_bwd")]
-    subject = replace(Gradients().subject, launches=lambda shape: plan)
-    for entries, expected in (([], plan), (["dhp_bwd", "dhp_fwd"], plan[1:])):
-        (step,) = counted._subject_steps("dk", subject, 1, ["zeros"], entries)
-        assert step.launches == expected
+    other = replace(SHAPE, seqlen_k=SHAPE.seqlen_k + 1)
+    subject = replace(Gradients().subject, shapes=(SHAPE, other))
+    for labels in ((), (str(SHAPE),), (str(other),), (str(other), str(SHAPE))):
+        found = [step.label for step in counted._subject_steps("bwd", subject, 2, ["zeros"], labels)]
+        assert found == [str(shape) for shape in (SHAPE, other) if not labels or str(shape) in labels]
 
 
 def test_timing_launches_on_buffers_of_its_own() -> None:

@@ -47,12 +47,14 @@ def _profiler() -> Iterator[None]:
     torch.cuda.profiler.stop()
 
 
-def _subject_steps(name: str, subject: Subject, shapes: int, data: list[str], entries: list[str]) -> Iterator[Step]:
+def _subject_steps(
+    name: str, subject: Subject, shapes: int, data: list[str], labels: Sequence[str] = ()
+) -> Iterator[Step]:
     """Fixed buffers, into which each class is copied: the addresses are the same in every launch. name: of one kernel
-    of the call. entries: of the kernels that are counted, if not all are."""
+    of the call. labels: of the shapes that are run, if not all are."""
     # of several shapes always the last, which differs most from the first: odd lengths, masked
     several = [*subject.shapes[: shapes - 1], subject.shapes[-1]] if shapes > 1 else subject.shapes[:1]
-    for shape in several:
+    for shape in (one for one in several if not labels or str(one) in labels):
         classes = {name: subject.make(name, shape, SEED, "cuda") for name in dict.fromkeys(data)}
         buffers = subject.make("normal", shape, SEED, "cuda")
 
@@ -61,8 +63,7 @@ def _subject_steps(name: str, subject: Subject, shapes: int, data: list[str], en
                 subject.attend(buffers, is_causal)
 
         call()  # loads and plans whatever is loaded and planned once
-        planned = subject.launches(shape) if subject.launches else ()
-        launches = [(kernel, entry) for kernel, entry in planned if not entries or entry in entries]
+        launches = subject.launches(shape) if subject.launches else ()
         with _profiler():
             for chosen in data:
                 for buffer, content in zip(buffers, classes[chosen], strict=True):
@@ -92,7 +93,7 @@ def _steps(request: dict[str, Any]) -> Iterator[Step]:
     if request["controls"]:
         yield from _control_steps(request["controls"], request["control_data"])
     for name, data in request["subjects"].items():
-        yield from _subject_steps(name, by_name(name).call(), request["shapes"], data, request["entries"])
+        yield from _subject_steps(name, by_name(name).call(), request["shapes"], data, request["labels"].get(name, ()))
 
 
 def main(path: Path) -> None:

@@ -12,17 +12,15 @@ A/A.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from functools import partial
-from itertools import accumulate
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from .. import controls
 from ..subjects import Subject, require_shapes
 from ..verdict import ControlOutcome, GateResult, Progress, conclude
 from . import ncu
-from .looks import Doubt, without_doubt
+from .looks import Seen, without_doubt
 from .metrics import (
     CHEAP,
     CONTROLS_ONCE,
@@ -118,18 +116,12 @@ def _other_kernels(runs: Sequence[Count]) -> list[str]:
     return [f"{data} launches other kernels than {first.data}" for data in differing]
 
 
-def judge_subject(
-    name: str,
-    often: Sequence[Count],
-    once: Sequence[Count],
-    outcomes: list[ControlOutcome],
-    doubts: Sequence[Mapping[str, Doubt]] = (),
-) -> GateResult:
-    """The verdict on one subject, from its runs on all shapes (often) and those with the costly metrics (once).
-    doubts: for each look again, what was in doubt before."""
-    runs = [*by_label(often, name).items(), *by_label(once, name).items()]
-    shapes = {label: study(some) for label, some in by_label(often, name).items()}
-    costly = {label: study(some) for label, some in by_label(once, name).items()}
+def judge_subject(name: str, often: Seen, once: Seen, outcomes: list[ControlOutcome]) -> GateResult:
+    """The verdict on one subject, from its runs on all shapes (often) and those with the costly metrics (once)."""
+    runs = [*by_label(often.counts, name).items(), *by_label(once.counts, name).items()]
+    shapes = {label: study(some) for label, some in by_label(often.counts, name).items()}
+    costly = {label: study(some) for label, some in by_label(once.counts, name).items()}
+    doubts = [*often.doubts.get(name, ()), *once.doubts.get(name, ())]
     studies = [*shapes.items(), *costly.items()]
     elsewhere = explained_elsewhere(seen for _, seen in studies)
     problems = [f"{label}: {text}" for label, seen in studies for text in findings(seen, elsewhere).values()]
@@ -141,16 +133,17 @@ def judge_subject(
     first, detail = next(iter(shapes.values())), next(iter(costly.values()))
     figures: dict[str, Any] = {
         "shapes": len(shapes),
-        "calls": sum(count.name == name for count in (*often, *once)),
+        "calls": sum(count.name == name for count in (*often.counts, *once.counts)),
         "instructions": int(first[INSTRUCTIONS].value),
         "registers": int(first[REGISTERS].value),
         "exact": f"{len(gated - noisy)} of {len(gated)}",
         "differ": len({metric for _, seen in studies for metric in gated & set(findings(seen, elsewhere))}),
         "time: classes (A/A)": _spreads(detail[TIME]) if TIME in detail else "not counted",
         "not exact": sorted(noisy),
-        "looks": 1 + len(doubts),
+        "looks": 1 + max(len(seen.doubts.get(name, ())) for seen in (often, once)),
         "in doubt": [text for before in doubts for doubt in before.values() for text in doubt.texts],
-        "kernels": sorted({kernel for count in often if count.name == name for kernel in count.kernels}),
+        "controls in doubt at first": {**once.controls, **often.controls},
+        "kernels": sorted({kernel for count in often.counts if count.name == name for kernel in count.kernels}),
         "counted": {label: {m: _as_json(s) for m, s in seen.items()} for label, seen in shapes.items()},
         "counted once": {label: {m: _as_json(s) for m, s in seen.items()} for label, seen in costly.items()},
     }
@@ -163,51 +156,6 @@ def _spreads(seen: Study) -> str:
 
 def _as_json(seen: Study) -> dict[str, Any]:
     return {"value": seen.value} if seen.is_equal else asdict(seen)
-
-
-# A run of their own for calls that launch others, which are not counted there, costs as much as these in so many calls.
-_OWN_RUN = 10
-
-
-def _in_runs(request: Request, calls: Mapping[str, Subject]) -> list[Request]:
-    """The same in one run, or in two: apart from the others the calls that launch kernels of which nobody asks there,
-    so that these are not counted. calls: by the names of the request's subjects."""
-    entries: dict[str, None] = {}
-    apart = []
-    for name, call in calls.items():
-        planned = [one for shape in call.shapes for one in (call.launches(shape) if call.launches else ())]
-        asked_for = [entry for kernel, entry in planned if kernel in request.parts[name]]
-        if {entry for _, entry in planned} - set(asked_for):
-            apart.append(name)
-            entries |= dict.fromkeys(asked_for)
-    if len(apart) < _OWN_RUN:
-        return [request]
-    together = {name: data for name, data in request.subjects.items() if name not in apart}
-    alone = {name: request.subjects[name] for name in apart}
-    return [
-        replace(request, subjects=together, parts={name: request.parts[name] for name in together}),
-        replace(
-            request,
-            subjects=alone,
-            parts={name: request.parts[name] for name in alone},
-            controls=(),
-            control_data=(),
-            entries=tuple(entries),
-        ),
-    ]
-
-
-def _measure(requests: Sequence[Request], tell: Callable[[int, str], None]) -> list[Count]:
-    """All of these, in their order. tell: calls done so far, and of what."""
-    counts: list[Count] = []
-    begun = [0, *accumulate(request.calls for request in requests)]
-    for before, request in zip(begun, requests, strict=False):
-        counts += ncu.measure(request, partial(_tell_from, tell, before))
-    return counts
-
-
-def _tell_from(tell: Callable[[int, str], None], before: int, done: int, what: str) -> None:
-    tell(before + done, what)
 
 
 def run(subjects: list[Subject], quick: bool, progress: Progress) -> list[GateResult]:
@@ -233,11 +181,9 @@ def run(subjects: list[Subject], quick: bool, progress: Progress) -> list[GateRe
     for_one = Request((*COSTLY, *extent.reported), data_once, 1, planted_once, extent.control_data_once, parts)
     in_first = for_all.calls
     total = in_first + for_one.calls
-    often = _measure(_in_runs(for_all, calls), lambda done, what: progress(what, done, total))
-    once = _measure(_in_runs(for_one, calls), lambda done, what: progress(what, in_first + done, total))
-    judged, doubts, planted_doubts = without_doubt(often, for_all, expected, progress)
-    outcomes = [*judge_controls(judged, expected), *judge_controls_once(once)]
-    results = [judge_subject(one.name, judged, once, outcomes, doubts.get(one.name, ())) for one in subjects]
-    for result in results:
-        result.figures["controls in doubt at first"] = planted_doubts
-    return results
+    seen_often = ncu.measure(for_all, lambda done, what: progress(what, done, total))
+    seen_once = ncu.measure(for_one, lambda done, what: progress(what, in_first + done, total))
+    often = without_doubt(seen_often, for_all, expected, progress)
+    once = without_doubt(seen_once, for_one, dict.fromkeys(planted_once, controls.CAUGHT), progress)
+    outcomes = [*judge_controls(often.counts, expected), *judge_controls_once(once.counts)]
+    return [judge_subject(one.name, often, once, outcomes) for one in subjects]

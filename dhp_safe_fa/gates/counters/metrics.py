@@ -40,6 +40,7 @@ CANDIDATES_ONCE = (
     "l1tex__t_requests_pipe_lsu_mem_global_op_st.sum",
     "l1tex__t_sectors_pipe_lsu_mem_global_op_st.sum",
 )
+INEXACT = (*CANDIDATES, *CANDIDATES_ONCE)
 # For each of these metrics, a control whose leak changes it: the metric is alive in the run that is judged by it. Of
 # swapped_opcodes and scattered_store the other metrics, above, can see nothing.
 CONTROLS_ONCE = {

@@ -43,7 +43,7 @@ class Request:
         control_data: names of ``inputs.planted_secrets``, with which they are run.
         application_replay: each pass over the metrics is a run of everything, and no launch is made again. Every run
             has to launch the same kernels. With many launches that takes half as long, though each run begins anew.
-        entries: of the kernels that are counted; none: all that run, as controls and calls without a plan need.
+        labels: to such a name the shapes that are run, by their labels; all of them, if it is not named here.
     """
 
     metrics: tuple[str, ...]
@@ -53,13 +53,17 @@ class Request:
     control_data: tuple[str, ...] = ()
     parts: dict[str, tuple[str, ...]] = field(default_factory=dict)
     application_replay: bool = False
-    entries: tuple[str, ...] = ()
+    labels: dict[str, tuple[str, ...]] = field(default_factory=dict)
+
+    def shapes_of(self, name: str) -> int:
+        """On how many shapes a subject is run."""
+        return len(self.labels.get(name, ())) or self.shapes
 
     @property
     def calls(self) -> int:
         """How many calls are to be counted."""
         of_controls = len(self.controls) * len(TWINS) * len(self.control_data)
-        return of_controls + self.shapes * sum(map(len, self.subjects.values()))
+        return of_controls + sum(len(data) * self.shapes_of(name) for name, data in self.subjects.items())
 
 
 @dataclass(frozen=True)
@@ -206,7 +210,7 @@ def require_complete(request: Request, counts: Sequence[Count]) -> None:
         labels.setdefault(count.name, {}).setdefault(count.label, []).append(count.data)
     wanted = {name: (len(TWINS), request.control_data) for name in request.controls}
     for call, data in request.subjects.items():
-        wanted |= {name: (request.shapes, data) for name in request.parts.get(call, (call,))}
+        wanted |= {name: (request.shapes_of(call), data) for name in request.parts.get(call, (call,))}
     for name, (number, data) in wanted.items():
         found = labels.get(name, {})
         if len(found) != number or any(sorted(one) != sorted(data) for one in found.values()):
@@ -229,12 +233,11 @@ def _command(ncu: Path, request: Request, folder: Path) -> list[str]:
     evicts the L2 before each call, in a tenth of a millisecond; ncu takes ten for a flush."""
     instances = "details" if any(map(_is_per_opcode, request.metrics)) else "none"
     replay, caches = ("application", "none") if request.application_replay else ("kernel", "all")
-    only = ["--kernel-name", f"regex:^({'|'.join(request.entries)})$"] if request.entries else []
     # fmt: off
     return [
         str(ncu), "--clock-control", "none", "--profile-from-start", "off", "--nvtx", "--csv", "--page", "raw",
         "--print-units", "base", "--print-metric-instances", instances, "--metrics", ",".join(request.metrics),
-        "--replay-mode", replay, "--cache-control", caches, *only, "--log-file", str(folder / "log"),
+        "--replay-mode", replay, "--cache-control", caches, "--log-file", str(folder / "log"),
         sys.executable, "-m", "dhp_safe_fa.gates.counters.counted", str(folder / "request"),
     ]
     # fmt: on

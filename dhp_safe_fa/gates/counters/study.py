@@ -11,10 +11,10 @@ from statistics import median
 import numpy as np
 
 from .. import controls
-from .metrics import CANDIDATES, DEMANDED, DEMANDED_ONCE, MERGED, PERCENT, REPORTED, WITHIN
+from .metrics import DEMANDED, DEMANDED_ONCE, INEXACT, MERGED, PERCENT, REPORTED, WITHIN
 from .ncu import Count
 
-# Of CANDIDATES, one that has its class's median in so many of the runs of a label is nearly exact. The other runs are
+# Of INEXACT, one that has its class's median in so many of the runs of a label is nearly exact. The other runs are
 # events too rare to bring many medians anywhere: they explain nothing. Where classes have fewer runs than SOME, pairs
 # are few, and a metric is also nearly exact that has one and the same value in MOSTLY of all runs.
 NEARLY = 0.75
@@ -30,7 +30,7 @@ class Study:
 
     Attributes:
         is_exact: the same in all runs of the same data.
-        is_nearly: of CANDIDATES, what is usual with the same data in NEARLY of their runs, or in MOSTLY of all.
+        is_nearly: of INEXACT, what is usual with the same data in NEARLY of their runs, or in MOSTLY of all.
         runs: of the class that has fewest.
         is_equal: the same in all runs.
         value: the median over the classes.
@@ -122,7 +122,7 @@ def study(counts: Iterable[Count]) -> dict[str, Study]:
         is_alike = sum(value == usual for value, usual in again) >= NEARLY * len(again)
         fewest = min(map(len, by_class.values()))
         is_mostly = fewest < SOME and max(Counter(everything).values()) >= MOSTLY * len(everything)
-        is_nearly = (is_alike or is_mostly) and base_of(metric) in CANDIDATES
+        is_nearly = (is_alike or is_mostly) and base_of(metric) in INEXACT
         within = max(max(values) - min(values) for values in by_class.values())
         repeats = tuple(len(values) for values in by_class.values())
         found[metric] = Study(

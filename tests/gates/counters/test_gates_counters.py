@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from itertools import product
@@ -16,11 +16,12 @@ from without_gpu import EXACT, RIGHT, WITHIN, right_controls
 from dhp_safe_fa.gates import controls, inputs, tools
 from dhp_safe_fa.gates.counters import gate as counters
 from dhp_safe_fa.gates.counters import metrics, ncu, study
+from dhp_safe_fa.gates.counters.looks import Seen
 from dhp_safe_fa.gates.counters.ncu import Count, Request
 from dhp_safe_fa.gates.inputs import Shape
 from dhp_safe_fa.gates.sass.listing import Program, parse_listing
 from dhp_safe_fa.gates.subjects import Subject
-from dhp_safe_fa.gates.verdict import FAIL, INVALID, PASS, ControlOutcome
+from dhp_safe_fa.gates.verdict import FAIL, INVALID, PASS, ControlOutcome, GateResult
 
 CONFLICTS = "l1tex__data_bank_conflicts_pipe_lsu_mem_shared_op_ld.sum"
 CLASSES = ("zeros", "normal", "ascending", "NaN rows")
@@ -228,6 +229,10 @@ def test_a_control_without_runs_is_an_error() -> None:
         counters.judge_controls([], {"one": "caught"})
 
 
+def judged(often: Sequence[Count], once: Sequence[Count], outcomes: list[ControlOutcome] = RIGHT) -> GateResult:
+    return counters.judge_subject("attn", Seen(often), Seen(once), outcomes)
+
+
 def subject_runs(value: float) -> tuple[list[Count], list[Count]]:
     base = {metric: 5.0 for metric in (*metrics.DEMANDED, *metrics.CANDIDATES)}
     often = [Count("attn", "shape", data, ("kernel",), dict(base)) for data in ("zeros", "zeros")]
@@ -245,7 +250,7 @@ def subject_runs(value: float) -> tuple[list[Count], list[Count]]:
     ],
 )
 def test_verdict(value: float, outcomes: list[ControlOutcome], verdict: str) -> None:
-    result = counters.judge_subject("attn", *subject_runs(value), outcomes)
+    result = judged(*subject_runs(value), outcomes)
     assert result.verdict == verdict
     assert len(result.problems) == (value != 5)
     assert result.figures["differ"] == (value != 5)
@@ -257,19 +262,17 @@ def test_verdict(value: float, outcomes: list[ControlOutcome], verdict: str) -> 
 def test_data_that_decide_what_is_launched_are_found() -> None:
     often, once = subject_runs(5)
     often[-1] = replace(often[-1], kernels=("kernel", "another"))
-    result = counters.judge_subject("attn", often, once, RIGHT)
+    result = judged(often, once)
     assert (result.verdict, result.problems) == (FAIL, ["shape: normal launches other kernels than zeros"])
     often, _ = subject_runs(5)
     often[0] = replace(often[0], kernels=("another",))
-    assert (
-        "shape: zeros launches other kernels than zeros" in counters.judge_subject("attn", often, once, RIGHT).problems
-    )
+    assert "shape: zeros launches other kernels than zeros" in judged(often, once).problems
 
 
 def test_a_kernel_that_executed_nothing_fails() -> None:
     often, once = subject_runs(5)
     nothing = [replace(one, values={**one.values, metrics.INSTRUCTIONS: 0.0}) for one in often]
-    result = counters.judge_subject("attn", nothing, once, RIGHT)
+    result = judged(nothing, once)
     assert (result.verdict, result.problems) == (FAIL, ["shape: no instruction was counted"])
 
 
@@ -296,7 +299,7 @@ def test_rare_events_hide_no_leak(off: dict[tuple[str, int], float], verdict: st
     base = {metric: 5.0 for metric in (*metrics.DEMANDED, *metrics.CANDIDATES)}
     often = [Count("attn", "shape", data, ("kernel",), {**base, EXACT: value}) for data, _, value in runs]
     once = counts(metrics.TIME, ("zeros", 100), ("zeros", 102), ("normal", 110))
-    assert counters.judge_subject("attn", often, once, RIGHT).verdict == verdict
+    assert judged(often, once).verdict == verdict
 
 
 def test_the_kernels_of_a_call_are_counted_in_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -364,45 +367,3 @@ def test_what_is_only_reported_is_not_counted_where_it_has_to_be_quick(
     (result,) = counters.run([subject], quick, lambda *_: None)
     assert asked[0] == metrics.CHEAP and set(asked[1]) == {*metrics.COSTLY, *(() if quick else metrics.REPORTED)}
     assert result.figures["time: classes (A/A)"] == ("not counted" if quick else "0.0 (0.0) %")
-
-
-@pytest.mark.parametrize("times", [1, 10])
-def test_kernels_that_a_call_launches_for_others_are_not_counted_with_it(
-    times: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Calls that launch `tiles` first, of one of which it is under test: that one is counted whole, with the controls,
-    and the others without it, if there are enough of them for a run of their own."""
-    shape = Shape(1, 1, 1, 64, 64, 64, "float16", False)
-
-    def subject(name: str, call: str) -> Subject:
-        plan = [("tiles", "dhp_tiles"), (call, "dhp_fwd")]
-        whole = Subject(call, lambda *_: (), nullcontext, ("tiles", call), (shape,), launches=lambda _: plan)
-        return Subject(name, lambda *_: (), nullcontext, (name,), (shape,), cubin_sha256="1f", whole=lambda: whole)
-
-    names = [f"fwd{number}" for number in range(times)]
-    right_controls(monkeypatch, {"loop_bound": controls.CAUGHT})
-    asked: list[Request] = []
-
-    def measure(request: Request, tell: Callable[[int, str], None]) -> list[Count]:
-        asked.append(request)
-        tell(request.calls, "the last one")
-        return [
-            Count(name, "shape", data, ("k",), dict.fromkeys(request.metrics, 5.0))
-            for call, classes in request.subjects.items()
-            for name, data in product(request.parts[call], classes)
-        ]
-
-    monkeypatch.setattr(ncu, "measure", measure)
-    told: list[tuple[int, int]] = []
-    some = [*(subject(name, name) for name in names), subject("first", "first"), subject("tiles", "first")]
-    results = counters.run(some, True, lambda _, done, total: told.append((done, total)))
-    assert [result.verdict for result in results] == [PASS] * len(some)
-    together = {"first": ("first", "tiles")}
-    alone = {name: (name,) for name in names}
-    if times == 1:
-        assert [(one.parts, one.entries) for one in asked] == [({**alone, **together}, ())] * 2
-    else:
-        assert [(one.parts, one.entries) for one in asked] == [(together, ()), (alone, ("dhp_fwd",))] * 2
-    for one in asked:
-        assert bool(one.controls) == bool(one.control_data) == (not one.entries)
-    assert told[-1][0] == told[-1][1] and told == sorted(told)
