@@ -1,9 +1,9 @@
 """The gate `counters`: what Nsight Compute counts is the same for every input, to the last digit.
 
-Each class of a subject's inputs is run several times. A metric that is the same in all runs of the same input
-(A/A) is *exact*, and then has to be the same over all classes. That counts of executed instructions are exact is
-demanded: a kernel that spins executes what chance decides. Of a metric that need not be, but is the median of its class
-in nine runs of ten, the medians have to be equal; of others they may lie no farther apart than what A/A shows of chance
+Each class of a subject's inputs is run several times. A metric that is the same in all runs of the same input (A/A) is
+*exact*, and then has to be the same over all classes. That counts of executed instructions are exact is demanded: a
+kernel that spins executes what chance decides. Of a metric that need not be, but is the median of its class in three
+runs of four, the medians have to be equal; of others they may lie no farther apart than what A/A shows of chance
 explains. Where classes differ in none but such metrics, these are counted again, in more runs, and judged by those
 alone: what chance did to one run is then outvoted, and what data do comes again; twice at most. So are controls whose
 clean twin differs so. Bytes, cache traffic and time are reported, their spread over the classes beside their spread in

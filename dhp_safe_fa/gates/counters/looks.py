@@ -9,7 +9,7 @@ from functools import partial
 from .. import controls
 from ..verdict import Progress
 from . import ncu
-from .metrics import INEXACT, INSTRUCTIONS, WITHIN
+from .metrics import IN_EVERY_LOOK, INEXACT, WITHIN
 from .ncu import Count, Request
 from .study import by_label, by_twin, explained_elsewhere, findings, study, unusual
 
@@ -99,12 +99,13 @@ def _judged_by(counts: Sequence[Count], again: Sequence[Count], doubtful: _Doubt
     before = [
         _only(count, rest)
         for count in counts
-        if (rest := count.values.keys() - of(count)) or not count.values  # none: it launched other kernels
+        # a leak twin's, of which all was looked at once more, says nothing; nothing at all was counted of other kernels
+        if (rest := count.values.keys() - of(count)) or not count.values
     ]
     anew = [
-        _only(count, of(count) if count.label == controls.LEAK else of(count) | {INSTRUCTIONS})
+        _only(count, of(count) if count.label == controls.LEAK else of(count).union(IN_EVERY_LOOK))
         for count in again
-        if count.name in doubtful
+        if count.name in doubtful or not count.values  # of a call that launched others, which speaks against them all
     ]
     return before + anew
 
@@ -152,7 +153,7 @@ def _request_again(
             in_question = tuple(dict.fromkeys(chosen for one in doubtful for chosen in one.classes))
             subjects[call] = (data if is_first else in_question) * times
             labels[call] = tuple(dict.fromkeys(label for one in doubtful for label in one.labels))
-    metrics = {INSTRUCTIONS}.union(*doubts.values(), *of_controls.values())
+    metrics = set(IN_EVERY_LOOK).union(*doubts.values(), *of_controls.values())
     return replace(
         first,
         metrics=tuple(metric for metric in first.metrics if metric in metrics),

@@ -41,6 +41,8 @@ CANDIDATES_ONCE = (
     "l1tex__t_sectors_pipe_lsu_mem_global_op_st.sum",
 )
 INEXACT = (*CANDIDATES, *CANDIDATES_ONCE)
+# Counted in every look of the first run, and of the second: what was executed is the same, whatever is in doubt.
+IN_EVERY_LOOK = (INSTRUCTIONS, "smsp__sass_thread_inst_executed.sum")
 # For each of these metrics, a control whose leak changes it: the metric is alive in the run that is judged by it. Of
 # swapped_opcodes and scattered_store the other metrics, above, can see nothing.
 CONTROLS_ONCE = {

@@ -73,8 +73,11 @@ COSTLY = "smsp__sass_thread_inst_executed_pred_on.sum"
 Event = Callable[[int, str, str, int], float]  # look, shape, class, which run of it
 
 
-def looked_at_with(event: Event, monkeypatch: pytest.MonkeyPatch, of: str = EXACT) -> GateResult:
-    """A kernel on two shapes, of which one metric has 500 and so much more."""
+def looked_at_with(
+    event: Event, monkeypatch: pytest.MonkeyPatch, of: str = EXACT, others_in_look: int = 0
+) -> GateResult:
+    """A kernel on two shapes, of which one metric has 500 and so much more. others_in_look: where it launches others
+    once."""
     shapes = tuple(Shape(1, 1, 1, seqlen, seqlen, 64, "float16", False) for seqlen in (64, 65))
     right_controls(monkeypatch, {})
     looks = 0
@@ -88,7 +91,8 @@ def looked_at_with(event: Event, monkeypatch: pytest.MonkeyPatch, of: str = EXAC
             for data in request.subjects["fwd"]:
                 more = event(looks, shape, data, seen[data])
                 values = {metric: 500 + (metric == of) * more for metric in request.metrics}
-                found.append(Count("fwd", shape, data, ("k",), values))
+                is_other = (looks, data, seen[data]) == (others_in_look, "normal", 0) and of in request.metrics
+                found.append(Count("fwd", shape, data, ("other",) if is_other else ("k",), values))
                 seen[data] += 1
         return found
 
@@ -117,6 +121,20 @@ def test_events_hide_no_leak_and_are_none(of: str, event: Event, leak: int, monk
 
     result = looked_at_with(values, monkeypatch, of)
     assert result.verdict == (FAIL if leak else PASS), result.problems
+
+
+@pytest.mark.parametrize("of", [EXACT, COSTLY])
+@pytest.mark.parametrize("look", [1, 2, 3])
+def test_other_kernels_are_found_in_whichever_look(look: int, of: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Twice there are events, and the third look acquits."""
+
+    def values(look: int, shape: str, data: str, run: int) -> float:
+        return (look, data) in ((1, "large"), (2, "large"))
+
+    assert looked_at_with(values, monkeypatch, of).verdict == PASS
+    result = looked_at_with(values, monkeypatch, of, others_in_look=look)
+    assert (result.verdict, result.figures["looks"]) == (FAIL, 3)
+    assert "launches other kernels" in result.problems[0]
 
 
 @pytest.mark.parametrize("varies", [("s0",), ("s0", "s1")])
@@ -154,7 +172,7 @@ def test_a_leak_in_most_runs_of_a_class_is_found_among_rare_events(monkeypatch: 
     assert all(looked_at_with(values, monkeypatch).verdict == FAIL for _ in range(30))
 
 
-Values = Callable[[int, str, str, str], float]  # look, kernel, class, metric
+Values = Callable[[int, str, str, str], float | None]  # look, kernel, class, metric; none if the call launches others
 
 
 def looked_at(times: int, values: Values, monkeypatch: pytest.MonkeyPatch) -> dict[str, GateResult]:
@@ -168,11 +186,12 @@ def looked_at(times: int, values: Values, monkeypatch: pytest.MonkeyPatch) -> di
     def measure(request: Request, tell: Callable[[int, str], None]) -> list[Count]:
         nonlocal looks
         looks += set(request.metrics) <= set(metrics.CHEAP)
-        return [
-            Count(name, "shape", data, ("k",), {one: values(looks, name, data, one) for one in request.metrics})
-            for data in request.subjects["dk"]
-            for name in ("dk", "dv")
-        ]
+        found = []
+        for data, name in product(request.subjects["dk"], ("dk", "dv")):
+            told = {one: values(looks, name, data, one) for one in request.metrics}
+            counted = {one: value for one, value in told.items() if value is not None}
+            found.append(Count(name, "shape", data, ("k",) if counted else ("other",), counted))
+        return found
 
     monkeypatch.setattr(ncu, "measure", measure)
     results = counters.run(some, True, lambda *_: None)
@@ -206,6 +225,15 @@ def test_who_is_in_no_doubt_is_judged_by_the_first_look(monkeypatch: pytest.Monk
     }
 
 
+def test_other_kernels_in_another_look_speak_against_all_of_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    def values(look: int, name: str, data: str, metric: str) -> float | None:
+        if (look, data) == (2, "NaN rows"):
+            return None
+        return 5 + ((look, name, data, metric) == (1, "dk", "ascending", EXACT))
+
+    assert {result.verdict for result in looked_at(2, values, monkeypatch).values()} == {FAIL}
+
+
 def test_instructions_are_counted_in_both_looks(monkeypatch: pytest.MonkeyPatch) -> None:
     def values(look: int, name: str, data: str, metric: str) -> float:
         first = (look, name, data, metric) == (1, "dk", "ascending", EXACT)
@@ -217,29 +245,31 @@ def test_instructions_are_counted_in_both_looks(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize(
-    ("twin_off", "metric", "comes_again", "is_seen", "verdict", "looks"),
+    ("twin_off", "metric", "comes", "is_seen", "verdict", "looks"),
     [
-        ("clean", EXACT, False, True, PASS, 2),
-        ("clean", EXACT, True, True, INVALID, 3),
-        ("clean", WITHIN, False, True, PASS, 2),
-        ("clean", WITHIN, True, True, INVALID, 3),
-        ("clean", metrics.INSTRUCTIONS, False, True, INVALID, 1),
-        ("clean", EXACT, False, False, INVALID, 2),  # a leak that was missed has no second chance
-        ("blind", EXACT, False, True, PASS, 2),
-        ("blind", EXACT, True, True, INVALID, 3),
+        ("clean", EXACT, 1, True, PASS, 2),
+        ("clean", EXACT, 2, True, PASS, 3),
+        ("clean", EXACT, 3, True, INVALID, 3),
+        ("clean", WITHIN, 1, True, PASS, 2),
+        ("clean", WITHIN, 3, True, INVALID, 3),
+        ("clean", metrics.INSTRUCTIONS, 1, True, INVALID, 1),
+        ("clean", EXACT, 1, False, INVALID, 2),  # a leak that was missed has no second chance
+        ("clean", EXACT, 2, False, INVALID, 3),
+        ("blind", EXACT, 1, True, PASS, 2),
+        ("blind", EXACT, 3, True, INVALID, 3),
     ],
 )
 def test_a_rare_event_in_a_control_makes_no_run_invalid(
     twin_off: str,
     metric: str,
-    comes_again: bool,
+    comes: int,
     is_seen: bool,
     verdict: str,
     looks: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Three controls, two caught by their instructions (one of them in the second look alone, if not is_seen) and one
-    seen by nobody. Of one a twin that should not be seen differs once, or always."""
+    seen by nobody. Of one a twin that should not be seen differs in so many looks."""
     shape = Shape(1, 1, 1, 64, 64, 64, "float16", False)
     subject = Subject("fwd", lambda *_: (), nullcontext, ("fwd",), (shape,))
     expected = {"loop_bound": controls.CAUGHT, "spin_loop": controls.CAUGHT, "clock_read": controls.BLIND}
@@ -257,7 +287,7 @@ def test_a_rare_event_in_a_control_makes_no_run_invalid(
             is_caught = name == "loop_bound" or (name == "spin_loop" and (is_seen or len(asked) > 1))
             if is_caught and twin == "leak" and data == "ascending":
                 values[metrics.INSTRUCTIONS] = 600.0
-            is_off = (name, twin, data) == (*off, "large") and (comes_again or len(asked) == 1)
+            is_off = (name, twin, data) == (*off, "large") and max(1, len(asked) - 1) <= comes  # 2: the costly metrics
             if is_off and metric in request.metrics:
                 values[metric] = 900.0
             found.append(Count(name, twin, data, ("k",), values))
