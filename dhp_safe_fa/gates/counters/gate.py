@@ -20,7 +20,7 @@ from .. import controls
 from ..subjects import Subject, require_shapes
 from ..verdict import ControlOutcome, GateResult, Progress, conclude
 from . import ncu
-from .looks import Seen, without_doubt
+from .looks import Settled, without_doubt
 from .metrics import (
     CHEAP,
     CONTROLS_ONCE,
@@ -116,7 +116,7 @@ def _other_kernels(runs: Sequence[Count]) -> list[str]:
     return [f"{data} launches other kernels than {first.data}" for data in differing]
 
 
-def judge_subject(name: str, often: Seen, once: Seen, outcomes: list[ControlOutcome]) -> GateResult:
+def judge_subject(name: str, often: Settled, once: Settled, outcomes: list[ControlOutcome]) -> GateResult:
     """The verdict on one subject, from its runs on all shapes (often) and those with the costly metrics (once)."""
     runs = [*by_label(often.counts, name).items(), *by_label(once.counts, name).items()]
     shapes = {label: study(some) for label, some in by_label(often.counts, name).items()}
@@ -140,9 +140,12 @@ def judge_subject(name: str, often: Seen, once: Seen, outcomes: list[ControlOutc
         "differ": len({metric for _, seen in studies for metric in gated & set(findings(seen, elsewhere))}),
         "time: classes (A/A)": _spreads(detail[TIME]) if TIME in detail else "not counted",
         "not exact": sorted(noisy),
-        "looks": 1 + max(len(seen.doubts.get(name, ())) for seen in (often, once)),
+        "looks": 1 + max(len(run.doubts.get(name, ())) for run in (often, once)),
         "in doubt": [text for before in doubts for doubt in before.values() for text in doubt.texts],
-        "controls in doubt at first": {**once.controls, **often.controls},
+        "controls in doubt at first": {
+            planted: [*often.controls.get(planted, ()), *once.controls.get(planted, ())]
+            for planted in {**often.controls, **once.controls}
+        },
         "kernels": sorted({kernel for count in often.counts if count.name == name for kernel in count.kernels}),
         "counted": {label: {m: _as_json(s) for m, s in seen.items()} for label, seen in shapes.items()},
         "counted once": {label: {m: _as_json(s) for m, s in seen.items()} for label, seen in costly.items()},

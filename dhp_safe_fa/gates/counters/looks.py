@@ -41,7 +41,7 @@ class Doubt:
 
 
 @dataclass(frozen=True)
-class Seen:
+class Settled:
     """Runs by which all are judged, after looking again where chance may have done it.
 
     Attributes:
@@ -93,17 +93,17 @@ def _judged_by(counts: Sequence[Count], again: Sequence[Count], doubtful: _Doubt
     alone; of executed instructions those of all looks, of others those judged before. Of a leak twin instructions are
     the first look's: else a leak that only they see would have a second chance."""
 
-    def of(count: Count) -> set[str]:
+    def in_question(count: Count) -> set[str]:
         return {metric for metric, labels in doubtful.get(count.name, {}).items() if count.label in labels}
 
     before = [
         _only(count, rest)
         for count in counts
         # a leak twin's, of which all was looked at once more, says nothing; nothing at all was counted of other kernels
-        if (rest := count.values.keys() - of(count)) or not count.values
+        if (rest := count.values.keys() - in_question(count)) or not count.values
     ]
     anew = [
-        _only(count, of(count) if count.label == controls.LEAK else of(count).union(IN_EVERY_LOOK))
+        _only(count, in_question(count).union(() if count.label == controls.LEAK else IN_EVERY_LOOK))
         for count in again
         if count.name in doubtful or not count.values  # of a call that launched others, which speaks against them all
     ]
@@ -114,7 +114,7 @@ def _only(count: Count, metrics: Collection[str]) -> Count:
     return replace(count, values={metric: value for metric, value in count.values.items() if metric in metrics})
 
 
-def without_doubt(counts: Sequence[Count], first: Request, expected: Mapping[str, str], progress: Progress) -> Seen:
+def without_doubt(counts: Sequence[Count], first: Request, expected: Mapping[str, str], progress: Progress) -> Settled:
     """Look again where chance may have done what was found in the first look. expected: of its controls."""
     judged = counts
     doubts_before: dict[str, list[dict[str, Doubt]]] = {}
@@ -134,7 +134,7 @@ def without_doubt(counts: Sequence[Count], first: Request, expected: Mapping[str
         for name, found in doubts.items():
             doubts_before.setdefault(name, []).append(found)
         of_controls_at_first = of_controls_at_first or of_controls
-    return Seen(judged, doubts_before, of_controls_at_first)
+    return Settled(judged, doubts_before, of_controls_at_first)
 
 
 def _request_again(

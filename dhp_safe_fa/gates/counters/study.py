@@ -74,6 +74,7 @@ def _chance(runs: tuple[int, ...]) -> float:
     return float(np.quantile(np.ptp(medians, axis=0) / within, 1 - _UNEXPLAINED))
 
 
+# A p of _UNEXPLAINED is then known to a quarter of itself (one standard deviation).
 _PERMUTATIONS = 20_000
 
 
@@ -206,13 +207,8 @@ def unusual(seen: Study) -> tuple[str, ...]:
     return (*low, *high, *beside)
 
 
-def _farthest_apart(seen: Study) -> tuple[str, str]:
-    low, *_, high = sorted(seen.by_class, key=lambda data: seen.by_class[data])
-    return low, high
-
-
 def _difference(metric: str, seen: Study) -> str:
-    low, high = _farthest_apart(seen)
+    low, *_, high = sorted(seen.by_class, key=lambda data: seen.by_class[data])
     chance = f", of which chance explains {seen.explained:.0f}" if seen.explained else ""
     chance = f", p {seen.p:.1g}" if seen.runs >= MANY else chance
     return f"{metric}: {seen.by_class[low]:.0f} ({low}) to {seen.by_class[high]:.0f} ({high}){chance}"

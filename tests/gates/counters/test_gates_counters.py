@@ -16,7 +16,7 @@ from without_gpu import EXACT, RIGHT, WITHIN, right_controls
 from dhp_safe_fa.gates import controls, inputs, tools
 from dhp_safe_fa.gates.counters import gate as counters
 from dhp_safe_fa.gates.counters import metrics, ncu, study
-from dhp_safe_fa.gates.counters.looks import Seen
+from dhp_safe_fa.gates.counters.looks import Settled
 from dhp_safe_fa.gates.counters.ncu import Count, Request
 from dhp_safe_fa.gates.inputs import Shape
 from dhp_safe_fa.gates.sass.listing import Program, parse_listing
@@ -230,7 +230,7 @@ def test_a_control_without_runs_is_an_error() -> None:
 
 
 def judged(often: Sequence[Count], once: Sequence[Count], outcomes: list[ControlOutcome] = RIGHT) -> GateResult:
-    return counters.judge_subject("attn", Seen(often), Seen(once), outcomes)
+    return counters.judge_subject("attn", Settled(often), Settled(once), outcomes)
 
 
 def subject_runs(value: float) -> tuple[list[Count], list[Count]]:
