@@ -15,12 +15,16 @@ DEMANDED = (
     "smsp__sass_branch_targets_threads_divergent.sum",
 )
 # Exact or not: that is measured, and then they are judged as exact, or beside their spread in A/A. xbar2l1tex is what
-# comes from L2, also by TMA; idc is the constant cache.
+# comes from L2, also by TMA; idc is the constant cache; what goes to other multiprocessors' memory is told by who sends
+# it, atomics by L2, where one pass counts all that is sent.
 CANDIDATES = (
     "smsp__thread_inst_executed_pred_on.sum",
     "l1tex__t_sectors_pipe_lsu_mem_global_op_ld.sum",
     "l1tex__data_bank_conflicts_pipe_lsu_mem_shared_op_ld.sum",
     "l1tex__m_xbar2l1tex_read_sectors.sum",
+    "l1tex__m_l1tex2xbar_write_sectors_mem_dshared.sum",
+    "lts__t_sectors_srcunit_tex_op_atom.sum",
+    "lts__t_sectors_srcunit_tex_op_red.sum",
     "idc__requests.sum",
     REGISTERS,
 )
@@ -30,7 +34,7 @@ CANDIDATES = (
 # control writes (H100), where the leaks that this metric alone sees write seven times as many.
 MERGED = 2
 PERCENT = " %"
-WITHIN = {"l1tex__m_l1tex2xbar_write_sectors.sum": 5.0}
+WITHIN = {"lts__t_sectors_srcunit_tex_op_write.sum": 5.0}
 # A run of their own, with one shape and few controls, because these take many passes. First what is exact again:
 # instructions of each opcode, what patched code says of threads, requests and sectors.
 DEMANDED_ONCE = (OPCODES, "smsp__sass_thread_inst_executed.sum")

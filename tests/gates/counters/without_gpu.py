@@ -11,7 +11,7 @@ from dhp_safe_fa.gates.counters import gate, looks
 from dhp_safe_fa.gates.verdict import ControlOutcome
 
 EXACT = "smsp__thread_inst_executed_pred_on.sum"
-WITHIN = "l1tex__m_l1tex2xbar_write_sectors.sum"
+WITHIN = "lts__t_sectors_srcunit_tex_op_write.sum"
 RIGHT = [ControlOutcome("loop_bound", "caught", "something")]
 
 
