@@ -13,13 +13,14 @@ from ..tools import NotRun
 from .clock import Clock, Job, Sample
 from .stats import (
     ALPHA,
+    ByClock,
     Contrast,
     Times,
+    by_clock,
     contrast,
     detectable,
     holm,
     permutations_for,
-    trimmed_mean,
     upper_bound,
 )
 
@@ -58,13 +59,13 @@ class Contrasts:
     Attributes:
         of: by class.
         same: the classes with identical content.
-        by_clock: by class, the effect that its clock has at most. At a slower clock a launch takes no more cycles.
+        by_clock: by class, what its clock may do.
         corrected: p-values after Holm's correction over all that was tested together.
     """
 
     of: dict[str, Contrast]
     same: tuple[str, ...]
-    by_clock: dict[str, float] = field(default_factory=dict)
+    by_clock: dict[str, ByClock] = field(default_factory=dict)
     corrected: dict[str, float] = field(default_factory=dict)
 
     @property
@@ -74,12 +75,8 @@ class Contrasts:
     def detectable(self, tests: int) -> float:
         """The smallest effect that would have been found among so many tests, whichever class has it."""
         noise = max(one.error for one in self.of.values())
-        return detectable(self.identical, noise, tests) + max(map(abs, self.by_clock.values()), default=0.0)
-
-    def _without_clock(self, name: str) -> float:
-        """What remains of a class's effect if its clock explains as much of it as it can."""
-        effect, most = self.of[name].effect, self.by_clock.get(name, 0.0)
-        return effect - min(max(effect, min(most, 0.0)), max(most, 0.0))
+        by_clock = max((one.most for one in self.by_clock.values()), default=0.0)
+        return detectable(self.identical, noise, tests) + by_clock
 
     def outstanding(self) -> list[str]:
         """Classes that differ significantly, and by more than identical classes do, beside what their clock may
@@ -89,7 +86,7 @@ class Contrasts:
             name
             for name, one in self.of.items()
             if self.corrected[name] < ALPHA
-            and (name in self.same or abs(self._without_clock(name)) > bound)
+            and (name in self.same or abs(self.by_clock[name].left_of(one.effect)) > bound)
         ]
 
 
@@ -125,8 +122,8 @@ class Judged:
 
     Attributes:
         first: the measurement on which everything is reported.
-        detectable_percent: what would have been found, by both looks, with a probability of at least stats.POWER; in %
-            of the reference.
+        detectable_percent: what would have been found, by both looks at the clocks that they had, with a probability of
+            at least stats.POWER; in % of the reference.
         differences: classes that take other numbers of cycles than the reference, by more than their clock may explain,
             in both measurements.
         invalid: classes with identical content that seem to, in both measurements.
@@ -174,7 +171,8 @@ def _class_json(comparison: Comparison, name: str) -> dict[str, float]:
     return {
         "effect_cycles": cycles.effect,
         "error_cycles": cycles.error,
-        "by_clock_cycles": comparison.cycles.by_clock[name],
+        "by_clock_cycles": comparison.cycles.by_clock[name].shift,
+        "by_clock_error_cycles": comparison.cycles.by_clock[name].error,
         "p": cycles.p,
         "p_corrected": comparison.cycles.corrected[name],
         "effect_ns": ns.effect,
@@ -199,27 +197,18 @@ def compare(study: Study, clock: Clock, blocks: int, permutations: int, rng: np.
 
     names = study.columns[2:]
 
-    def contrasts(times: Times) -> Contrasts:
+    def contrasts(times: Times, clocks: Sequence[ByClock]) -> Contrasts:
         def of(at: int, draws: np.random.Generator) -> Contrast:
             return contrast(times[:, :2], times[:, 2 + at], permutations, draws)
 
         # on all cores: the GPU waits meanwhile, and one core is at it for a fifth of the gate's time
         with ThreadPoolExecutor() as threads:
             found = threads.map(of, range(len(names)), rng.spawn(len(names)))
-            return Contrasts(dict(zip(names, found, strict=True)), study.same)
+            of_class = dict(zip(names, found, strict=True))
+            return Contrasts(of_class, study.same, dict(zip(names, clocks, strict=True)))
 
-    cycles = contrasts(sample.cycles)
-    cycles.by_clock.update(_by_clock(study, sample))
-    return Comparison(study, sample, cycles, contrasts(sample.ns))
-
-
-def _by_clock(study: Study, sample: Sample) -> dict[str, float]:
-    """By class, the cycles that a launch takes more at its clock than at the reference's if all that it does is to wait
-    for memory, which lasts as long at any clock."""
-    clocks = sample.cycles / sample.ns
-    faster = trimmed_mean((clocks[:, 2:] - clocks[:, :2].mean(axis=1, keepdims=True)).T)
-    launch = float(np.median(sample.ns[:, :2]))
-    return {name: launch * float(one) for name, one in zip(study.columns[2:], faster, strict=True)}
+    cycles = contrasts(sample.cycles, by_clock(sample.cycles, sample.ns))
+    return Comparison(study, sample, cycles, contrasts(sample.ns, [ByClock()] * len(names)))
 
 
 def _correct(together: Sequence[Contrasts]) -> None:
@@ -269,6 +258,9 @@ def judge(
     _correct([second.cycles for second in seconds])
     for one, second in zip(suspected, seconds, strict=True):
         _settle(one, second.cycles)
+        # its clock was another one
+        again = 100 * second.cycles.detectable(tests) / second.reference_cycles
+        one.detectable_percent = max(one.detectable_percent, again)
     for one in judged:
         tested = set(one.first.study.tested) - set(one.differences)
         one.clock = [name for name in one.first.ns.outstanding() if name in tested]

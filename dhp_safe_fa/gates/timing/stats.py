@@ -111,12 +111,58 @@ def holm(p_values: Sequence[float]) -> list[float]:
     return corrected
 
 
-_Z_99 = NormalDist().inv_cdf(0.995)
+Z_99 = NormalDist().inv_cdf(0.995)
+
+
+@dataclass(frozen=True)
+class ByClock:
+    """What another clock than the reference's may do to a launch, if it waits for memory all the time: that lasts as
+    long at any clock.
+
+    Attributes:
+        shift: how many cycles more it takes.
+        error: the standard error of that.
+    """
+
+    shift: float = 0.0
+    error: float = 0.0
+
+    def left_of(self, effect: float) -> float:
+        """What remains of an effect if the clock, within 99 % limits, explains as much of it as it can, or nothing."""
+        least, most = min(self.shift - Z_99 * self.error, 0.0), max(self.shift + Z_99 * self.error, 0.0)
+        return effect - min(max(effect, least), most)
+
+    @property
+    def most(self) -> float:
+        """What it explains of any effect, in both looks with a probability of at least POWER."""
+        return abs(self.shift) + (Z_99 + math.sqrt(2) * NormalDist().inv_cdf(POWER)) * self.error
+
+
+def by_clock(cycles: Times, ns: Times) -> list[ByClock]:
+    """For each column but the first two, which are the reference's. [blocks, columns] each.
+
+    A clock is all cycles over all nanoseconds: so the steps in which time is read make no difference, and launches
+    beside an interrupt none either. An error in it is what a block's launch has more cycles than its time says.
+    """
+
+    def clock_of(columns: slice) -> tuple[float, Times]:
+        own_cycles, own_ns = cycles[:, columns].mean(axis=1), ns[:, columns].mean(axis=1)
+        clock = float(own_cycles.mean() / own_ns.mean())
+        return clock, (own_cycles - clock * own_ns) / own_ns.mean()
+
+    launch = float(np.median(ns[:, :2]))
+    reference, errors_of_reference = clock_of(slice(2))
+    found = []
+    for at in range(2, cycles.shape[1]):
+        clock, errors = clock_of(slice(at, at + 1))
+        error = float(np.std(errors - errors_of_reference, ddof=1)) / math.sqrt(len(cycles))
+        found.append(ByClock(launch * (clock - reference), launch * error))
+    return found
 
 
 def upper_bound(same: Sequence[Contrast]) -> float:
     """How far apart identical classes may be, by what they showed: the largest 99 % confidence limit among them."""
-    return max(abs(one.effect) + _Z_99 * one.error for one in same)
+    return max(abs(one.effect) + Z_99 * one.error for one in same)
 
 
 @cache
@@ -146,7 +192,7 @@ def detectable(same: Sequence[Contrast], error: float, tests: int) -> float:
     first, second, identical = _looks(len(same))
     critical = NormalDist().inv_cdf(1 - ALPHA / (2 * tests)) * error
     around = np.array([[one.effect] for one in same]) + error * identical
-    bound_again = np.abs(around).max(axis=0) + _Z_99 * error
+    bound_again = np.abs(around).max(axis=0) + Z_99 * error
     needed_first = max(critical, upper_bound(same)) - error * first
     needed_second = np.maximum(critical, bound_again) - error * second
     return float(np.quantile(np.maximum(needed_first, needed_second), POWER))

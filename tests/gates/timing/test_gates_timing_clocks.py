@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,54 +22,91 @@ class ThrottledClock:
     """Launches that compute for so many cycles and wait for so many nanoseconds, read as stamps read it.
 
     Attributes:
-        slower: by which share the clock of the class "tested" is.
+        slower: by which share the clock of the class "tested" is, in each look; in later ones as in the last of these.
         leak: of that class, as a share of the launch: cycles that it computes more.
         waits: the share of a launch that is waiting.
         multiple: such a multiple of what the first look could detect is the leak, if it is not given.
+        ns: how long a launch is.
+        jitter, noise: of the clock, and of what a launch computes: standard deviations, in shares.
+        throttled: in which share of its launches the class's clock is slower.
     """
 
     rng: np.random.Generator
-    slower: float
+    slower: tuple[float, ...] = (0.0,)
     leak: float | None = 0.0
     waits: float = 0.17
     multiple: float = 1.0
+    ns: float = NS
+    jitter: float = 0.0005
+    noise: float = 0.004
+    throttled: float = 1.0
+    looks: int = 0
 
-    def _read(self, tested: int, columns: int, leak: float) -> Sample:
-        shape = (BLOCKS, columns)
-        drift = np.linspace(-0.005, 0.005, BLOCKS)[:, None]
-        clock = GHZ * (1 + drift + self.rng.normal(0, 0.0005, shape))
-        clock[:, tested] *= 1 - self.slower
-        computing = NS * GHZ * (1 - self.waits) * (1 + self.rng.normal(0, 0.004, shape))
-        computing += (self.rng.random(shape) < 0.01) * NS * GHZ
-        computing[:, tested] += leak * NS * GHZ
-        ns = computing / clock + self.waits * NS
+    def _read(self, tested: int, blocks: int, columns: int, leak: float) -> Sample:
+        shape = (blocks, columns)
+        drift = np.linspace(-0.005, 0.005, blocks)[:, None]
+        clock = GHZ * (1 + drift + self.rng.normal(0, self.jitter, shape))
+        slower = self.slower[min(self.looks, len(self.slower) - 1)]
+        clock[:, tested] *= 1 - slower * (self.rng.random(blocks) < self.throttled)
+        computing = self.ns * GHZ * (1 - self.waits) * (1 + self.rng.normal(0, self.noise, shape))
+        computing += (self.rng.random(shape) < 0.01) * self.ns * GHZ
+        computing[:, tested] += leak * self.ns * GHZ
+        waiting = self.ns * self.waits * (1 + self.rng.normal(0, self.noise, shape))
+        ns = computing / clock + waiting
         ticks = np.floor((self.rng.uniform(0, 32, shape) + ns) / 32) * 32
         return Sample(ticks, ns * clock)
 
     def interleaved(self, job: Job, columns: Sequence[str], blocks: int, rng: np.random.Generator) -> Sample:
         tested = list(columns).index("tested")
         if self.leak is None:
-            self.leak = 0.0
-            self.leak = self.multiple * judged(self).detectable_percent / 100
-        return self._read(tested, len(columns), self.leak)
+            first = self._read(tested, blocks, len(columns), 0.0)
+            self.leak = self.multiple * first_look(first).detectable_percent / 100
+        sample = self._read(tested, blocks, len(columns), self.leak)
+        self.looks += 1
+        return sample
 
     def sustained(self, job: Job, name: str, seconds: float) -> float:
         raise AssertionError("nothing here is timed back to back")
 
 
-def judged(clock: ThrottledClock) -> Judged:
+@dataclass(frozen=True)
+class Measured:
+    """A clock that says the same whenever it is asked."""
+
+    sample: Sample
+
+    def interleaved(self, job: Job, columns: Sequence[str], blocks: int, rng: np.random.Generator) -> Sample:
+        return self.sample
+
+    def sustained(self, job: Job, name: str, seconds: float) -> float:
+        raise AssertionError("nothing here is timed back to back")
+
+
+def judged(clock: ThrottledClock | Measured, blocks: int = BLOCKS) -> Judged:
     study = Study("study", lambda: Job(lambda: None, [], {}), "reference", ("same 1", "same 2"), ("tested",))
-    (one,) = judge([study], clock, BLOCKS, np.random.default_rng(10))
+    (one,) = judge([study], clock, blocks, np.random.default_rng(10))
     return one
+
+
+def first_look(sample: Sample) -> Judged:
+    return judged(Measured(sample))
+
+
+def share_found(**given: Any) -> float:
+    """Of 40 runs, whose leak is what the first look could detect; its standard deviation is 4.7 %."""
+    rng = np.random.default_rng(12)
+    clocks = [ThrottledClock(rng, leak=None, **given) for _ in range(40)]
+    return float(np.mean([judged(clock).differences == ["tested"] for clock in clocks]))
 
 
 @pytest.mark.parametrize("waits", [0.05, 0.17, 0.9])
 @pytest.mark.parametrize("slower", [0.0087, 0.02, -0.01])
 def test_what_another_clock_does_is_no_difference(slower: float, waits: float) -> None:
-    one = judged(ThrottledClock(np.random.default_rng(9), slower, waits=waits))
+    one = judged(ThrottledClock(np.random.default_rng(9), (slower,), waits=waits))
     assert (one.differences, one.unconfirmed) == ([], [])
-    assert one.clock == ["tested"], "and it is reported"
-    assert one.as_json()["classes"]["tested"]["by_clock_cycles"] == pytest.approx(-slower * GHZ * NS, rel=0.02)
+    assert one.clock == ["tested"] or waits == 0.9, "and it is reported"
+    said = one.as_json()["classes"]["tested"]
+    assert abs(said["by_clock_cycles"] + slower * GHZ * NS) < 4 * said["by_clock_error_cycles"]
     cycles = one.first.sample.cycles
     alone = stats.contrast(cycles[:, :2], cycles[:, -1], 999, np.random.default_rng(11))
     assert alone.p == 0.001 or waits == 0.05, "cycles alone would make it one"
@@ -80,18 +118,50 @@ def test_what_another_clock_does_is_no_difference(slower: float, waits: float) -
 )
 def test_a_leak_at_another_clock_is_found(slower: float, leak: float) -> None:
     """Small ones against what the clock does; others have to exceed what it can do."""
-    assert judged(ThrottledClock(np.random.default_rng(9), slower, leak)).differences == ["tested"]
+    assert judged(ThrottledClock(np.random.default_rng(9), (slower,), leak)).differences == ["tested"]
 
 
 @pytest.mark.parametrize("multiple", [1.0, -1.0])
 @pytest.mark.parametrize("waits", [0.0, 0.17, 1.0])
 def test_the_detectable_effect_is_found_at_the_stated_power_at_a_slower_clock(waits: float, multiple: float) -> None:
-    """The standard deviation of the share is 4.7 %."""
-    rng = np.random.default_rng(12)
-    clocks = [ThrottledClock(rng, 0.01, None, waits, multiple) for _ in range(40)]
-    assert np.mean([judged(clock).differences == ["tested"] for clock in clocks]) > stats.POWER - 0.1
+    assert share_found(slower=(0.01,), waits=waits, multiple=multiple) > stats.POWER - 0.1
+
+
+@pytest.mark.parametrize("noise", [0.0005, 0.002])
+def test_so_it_is_where_the_clock_jitters_more_than_cycles(noise: float) -> None:
+    assert share_found(slower=(0.01,), waits=0.0, multiple=-1.0, jitter=0.0025, noise=noise) > stats.POWER - 0.1
+
+
+def test_what_is_missed_at_another_clock_in_the_second_look_is_smaller_than_what_is_said() -> None:
+    rng = np.random.default_rng(14)
+    for _ in range(20):
+        clock = ThrottledClock(rng, (0.0071, 0.0087), None, waits=0.0, multiple=-1.1, noise=0.001)
+        one = judged(clock)
+        assert one.differences or (clock.leak is not None and 100 * abs(clock.leak) < one.detectable_percent)
 
 
 def test_what_the_clock_may_hide_counts_in_what_can_be_detected() -> None:
-    steady, slower = (judged(ThrottledClock(np.random.default_rng(13), share)) for share in (0.0, 0.01))
+    steady, slower = (judged(ThrottledClock(np.random.default_rng(13), (share,))) for share in (0.0, 0.01))
     assert slower.detectable_percent - steady.detectable_percent == pytest.approx(1.0, abs=0.1)
+
+
+@pytest.mark.parametrize("throttled", [0.05, 0.09, 0.2])
+def test_few_launches_at_a_slower_clock_are_no_difference(throttled: float) -> None:
+    """Of which the trimmed mean of clocks would know nothing."""
+    rng = np.random.default_rng(15)
+    clocks = [ThrottledClock(rng, (0.03,), waits=0.3, throttled=throttled) for _ in range(8)]
+    assert not any(judged(clock, 2000).differences for clock in clocks)
+
+
+def test_a_short_launch_that_waits_is_no_difference() -> None:
+    """Its cycles are its nanoseconds, which are known to a tick only."""
+    rng = np.random.default_rng(16)
+    clocks = [ThrottledClock(rng, (0.005,), waits=1.0, ns=2003.0, noise=0.0005) for _ in range(40)]
+    assert not any(judged(clock).differences for clock in clocks)
+
+
+@pytest.mark.parametrize("ns", [1984.0, 2003.0])
+@pytest.mark.parametrize("noise", [0.0005, 0.004])
+def test_ticks_hide_no_leak(noise: float, ns: float) -> None:
+    """Where all launches take whole ticks a trimmed mean does not see that they take longer."""
+    assert share_found(waits=0.0, multiple=2.0, ns=ns, noise=noise) > stats.POWER - 0.1
