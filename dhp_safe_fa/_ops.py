@@ -15,7 +15,7 @@ from torch.autograd import forward_ad
 
 from dhp_safe_fa import _widths, _windows
 from dhp_safe_fa._operator import autocast, fake, gradients, transforms  # noqa: F401  (importing registers them)
-from dhp_safe_fa._operator.scalars import is_flag, refuse_tensors, shown
+from dhp_safe_fa._operator.scalars import refuse_tensors, refuse_unless_flag, shown
 from dhp_safe_fa._operator.schema import DEFAULTS, VARLEN, refuse
 from dhp_safe_fa._operator.wrong_types import refuse_wrong_types
 
@@ -120,8 +120,7 @@ def _attend(
 ) -> tuple[Tensor, Any]:
     """A call of the operator, or of that of packed sequences where CUDA has what is asked for only there; values of a
     head_dim of their own filled up. out, and lse if the operator returns it."""
-    if not is_flag(is_causal):  # of None and 0.5 torch makes False and True
-        refuse("attention", f"is_causal: {shown(is_causal)}; supported: True or False")
+    refuse_unless_flag("attention", "is_causal", is_causal)
     sides = _sides(window)
     if isinstance(scale, Tensor) or isinstance(softcap, Tensor) or isinstance(causal_offset, Tensor):
         refuse_tensors("attention", {"scale": scale, "softcap": softcap}, {"causal_offset": causal_offset})
@@ -329,9 +328,8 @@ def attention_varlen_lse(
     Raises:
         RuntimeError: as :func:`attention_varlen`.
     """
-    if not is_flag(is_causal):  # as in attention
-        refuse(VARLEN, f"is_causal: {shown(is_causal)}; supported: True or False")
-    if alignment not in ("bottom-right", "top-left"):
+    refuse_unless_flag(VARLEN, "is_causal", is_causal)
+    if not isinstance(alignment, str) or alignment not in ("bottom-right", "top-left"):
         refuse(VARLEN, f"alignment: {shown(alignment)}; supported: 'bottom-right', 'top-left'")
     sequences = cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k
     places = alignment == "bottom-right", *_sides(window, VARLEN)

@@ -71,7 +71,15 @@ NODES = "DhpAttention"
 # Of a single level: inside of torch.func transforms the operators run for one of them at a time, as torch's own do.
 
 
-class DhpAttention(_SingleLevelFunction):
+class _Node(_SingleLevelFunction):
+    """What torch gives to its own functions of all levels alone, and asks of all."""
+
+    @staticmethod
+    def _compiled_autograd_key(ctx: Any) -> tuple[int, ...]:
+        return (ctx._autograd_function_id,)
+
+
+class DhpAttention(_Node):
     """(out, lse) of attention, recorded."""
 
     @staticmethod
@@ -120,21 +128,21 @@ def _sinks_gradient(
     return _sinks_backward(grad_out, out, lse, sinks, grad_lse)  # type: ignore[no-any-return]
 
 
-class DhpAttentionGradients(_SingleLevelFunction):
+class DhpAttentionGradients(_Node):
     """(dq, dk, dv), or the gradient of sinks: none can be differentiated once more."""
 
     @staticmethod
     def forward(ctx: Any, run: Run, name: str, *arguments: Any) -> Any:
-        ctx.name = name
+        ctx.operator = name  # name is a method of autograd's nodes
         return run(getattr(torch.ops.dhp, name).default, *arguments)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> NoReturn:
-        refuse_double_backward(ctx.name)
+        refuse_double_backward(ctx.operator)
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> NoReturn:
-        _refuse_forward_mode(ctx.name)
+        _refuse_forward_mode(ctx.operator)
 
 
 def is_recorded(arguments: Sequence[Any]) -> bool:

@@ -38,6 +38,12 @@ def is_flag(value: object) -> bool:
     return getattr(value, "ndim", 0) == 0 and value in (0, 1)
 
 
+def refuse_unless_flag(operator: str, name: str, value: object) -> None:
+    """Of None and 0.5 torch makes False and True."""
+    if not is_flag(value):
+        refuse(operator, f"{name}: {shown(value)}; supported: True or False")
+
+
 def is_too_large(value: object) -> bool:
     """A whole number that no float is as large as."""
     return isinstance(value, int) and abs(value) >= 2**1024
@@ -46,7 +52,8 @@ def is_too_large(value: object) -> bool:
 def shown(value: object) -> str:
     """In an error: a tensor without its elements, which may be secret, or many."""
     if isinstance(value, Tensor):
-        return f"a tensor of shape {tuple(value.shape)}, {value.dtype}"
+        where = ", on meta" if value.is_meta else ""
+        return f"a tensor of shape {tuple(value.shape)}, {value.dtype}{where}"
     if isinstance(value, (tuple, list)) and any(isinstance(one, Tensor) for one in value):
         return f"({', '.join(map(shown, value))})"
     return repr(value)
@@ -60,16 +67,18 @@ def in_words(number: object) -> str:
 
 
 def refuse_tensors(operator: str, given: Mapping[str, object], whole: Mapping[str, object]) -> None:
-    """Names the first that is a tensor and no number: one element, without a gradient that would be lost; and of whole
-    numbers none of a floating-point dtype, whose fraction would be."""
+    """Names the first that is a tensor and no number: one real element that is known, the same for all, without a
+    gradient that would be lost; and of whole numbers none of a floating-point dtype, whose fraction would be."""
     for name, value in (*given.items(), *whole.items()):
         if not isinstance(value, Tensor):
             continue
+        if torch._C._functorch.is_batchedtensor(value):
+            refuse(operator, f"{name}: mapped by vmap; supported: the same for all that vmap maps over")
         if loses_gradient(value):
             refuse(operator, f"{name}: a tensor that requires a gradient; supported: a number, which has none")
-        if not _is_single(value):
+        if value.is_meta or not _is_single(value) or value.is_complex():
             refuse(operator, f"{name}: {shown(value)}; expected a number")
-        if name in whole and (value.is_floating_point() or value.is_complex()):
+        if name in whole and value.is_floating_point():
             refuse(operator, f"{name}: {shown(value)}; expected a whole number")
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from dhp_safe_fa._operator import autocast
 from dhp_safe_fa._operator.gradients import is_recorded, record
 from dhp_safe_fa._operator.schema import BACKWARD, BACKWARDS, LIBRARY, OPERATORS, SINKS_BACKWARD, VARLEN, refuse
 
@@ -22,6 +23,9 @@ def _rule(name: str) -> Callable[..., Any]:
         from torch._functorch.pyfunctorch import FunctionalizeInterpreter as Functionalize
         from torch._functorch.pyfunctorch import VmapInterpreter, retrieve_current_functorch_interpreter
 
+        # What autograd keeps has to be what is computed with: transforms come before autocast, which casts below them.
+        if (device_type := autocast.device_of(name, arguments)) is not None:
+            return autocast.rule_of(name, device_type)(*arguments)
         transform: Any = retrieve_current_functorch_interpreter()
         if isinstance(transform, VmapInterpreter):
             return _mapped(name, operator, transform, arguments)

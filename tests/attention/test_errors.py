@@ -259,6 +259,9 @@ OTHER_TYPES: list[tuple[dict[str, Any], str]] = [
     ({"scale": torch.tensor(0.3, requires_grad=True)}, "scale: a tensor that requires a gradient; supported: a number"),
     ({"softcap": torch.tensor(3.0, requires_grad=True)}, "softcap: a tensor that requires a gradient"),
     ({"is_causal": torch.ones(5)}, r"is_causal: a tensor of shape \(5,\), torch.float32; supported: True or False"),
+    ({"scale": torch.tensor(1 + 0j)}, r"scale: a tensor of shape \(\), torch.complex64; expected a number"),
+    ({"scale": torch.tensor(0.5, device="meta")}, "scale: a tensor of shape .*, on meta; expected a number"),
+    ({"softcap": torch.tensor(3.0, device="meta")}, "softcap: a tensor of shape .*, on meta; expected a number"),
     ({"window": (torch.tensor(2.9), 0)}, "window, left: a tensor of shape .*; expected a whole number"),
     ({"window": (0, torch.tensor([1, 2]))}, "window, right: a tensor of shape .*; expected a number"),
 ]

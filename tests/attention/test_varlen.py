@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 import torch
 from harness import Target, needs_hopper, normal, poisoned_memory, refusal, same_bits
@@ -260,6 +261,7 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"window": (-2, 0)}, "window: (-2, 0); supported: on each side -1"),
     ({"window": (1,)}, "window: (1,); expected (left, right)"),
     ({"alignment": "left"}, "alignment: 'left'; supported: 'bottom-right', 'top-left'"),
+    ({"alignment": np.array(["top-left"])}, "alignment: array(['top-left'], dtype='<U8'); supported: 'bottom-right'"),
 ]
 
 MISTAKES_IN_LENGTHS: list[tuple[dict[str, Any], str]] = [

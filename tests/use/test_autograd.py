@@ -215,6 +215,7 @@ def test_double_backward(operator: Any, inputs: tuple[Tensor, Tensor, Tensor]) -
     tensors = leaves(inputs)
     out = as_tuple(operator(*tensors))[0]
     found = torch.autograd.grad(out.sum(), tensors, create_graph=True)
+    assert all(one.grad_fn is not None and "DhpAttentionGradients" in one.grad_fn.name() for one in found)
     assert all(same_bits(f, w) for f, w in zip(found, gradients(*inputs, torch.ones_like(out)), strict=True))
     with pytest.raises(RuntimeError, match=r"dhp::attention_backward: gradients of gradients .* do not exist"):
         torch.autograd.grad(found[0].sum(), tensors)

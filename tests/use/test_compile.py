@@ -139,6 +139,19 @@ def test_compiled_training_step(device: str, rng: torch.Generator, fresh_compile
     assert not torch.equal(first, weight)
 
 
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # torch._dynamo asks for it
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_compiled_backward(device: str, rng: torch.Generator, backend: str, fresh_compiler: None) -> None:
+    """Compiled autograd: the backward pass of an eager call becomes a graph of its own."""
+    half = torch.bfloat16 if device == "cuda" else torch.float32
+    leaves = [t.requires_grad_() for t in qkv(rng, Target(device, half), 1, 2, 2, 5, 7, 64)]
+    loss = dhp_safe_fa.attention(*leaves, is_causal=True).float().square().sum()
+    want = torch.autograd.grad(loss, leaves, retain_graph=True)
+    with torch._dynamo.config.patch(compiled_autograd=True):
+        torch.compile(lambda: loss.backward(), backend=backend)()
+    assert all(leaf.grad is not None and same_bits(leaf.grad, w) for leaf, w in zip(leaves, want, strict=True))
+
+
 def test_compiled_transforms(device: str, rng: torch.Generator, fresh_compiler: None) -> None:
     q, k, v = (normal(rng, (3, 1, 2, 9, 16), Target(device, torch.float16)) for _ in range(3))
     each = torch.func.vmap(torch.func.grad(lambda *t: dhp_safe_fa.attention(*t).float().sum(), argnums=(0, 1, 2)))

@@ -58,6 +58,18 @@ def test_vmap_refusals(target: Target, rng: torch.Generator) -> None:
         torch.func.functionalize(dhp_safe_fa.attention)(q, k, v)
 
 
+@pytest.mark.parametrize("name", ["scale", "softcap", "causal_offset", "window"])
+def test_vmap_over_a_number(name: str, target: Target, rng: torch.Generator) -> None:
+    q, k, v = qkv(rng, target, 1, 2, 2, 3, 4, 64)
+
+    def attend(number: Tensor) -> Tensor:
+        options = {name: (number, 0) if name == "window" else number}
+        return dhp_safe_fa.attention(q, k, v, is_causal=True, **options)  # type: ignore[arg-type]
+
+    with pytest.raises(RuntimeError, match=f"{name}.*: mapped by vmap; supported: the same for all"):
+        torch.func.vmap(attend)(torch.arange(1, 4))
+
+
 # ---- gradients ------------------------------------------------------------------------------------------------------
 
 
@@ -85,6 +97,25 @@ def test_grad_and_vjp(target: Target, rng: torch.Generator) -> None:
     only_out, pull = torch.func.vjp(lambda *t: dhp_safe_fa.attention(*t, scale=0.3), q, k, v)
     assert_same(pull(q), gradients(q, k, v, q, scale=0.3))
     assert same_bits(only_out, dhp_safe_fa.attention(q, k, v, scale=0.3))
+
+
+@pytest.mark.parametrize("options", [{}, {"scale": 0.3, "is_causal": True}], ids=["plain", "options"])
+def test_grad_under_autocast(device: str, rng: torch.Generator, options: dict[str, float]) -> None:
+    """Of float32 inputs, whose attention autocast computes in another dtype, and of mixed ones."""
+    q, k, v = (t.float() for t in qkv(rng, Target(device, torch.bfloat16), 2, 4, 2, 9, 7, 64))
+
+    def loss(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return dhp_safe_fa.attention(q, k, v, **options).float().square().sum()  # type: ignore[arg-type]
+
+    with torch.autocast(device, dtype=torch.bfloat16):
+        for given in ((q, k, v), (q, k.bfloat16(), v)):
+            want = by_autograd(loss, *given)
+            assert_same(torch.func.grad(loss, argnums=(0, 1, 2))(*given), want)
+            value, pull = torch.func.vjp(loss, *given)
+            assert_same(pull(torch.ones_like(value)), want)
+            stacked = [torch.stack([t, t]) for t in given]
+            each = torch.func.vmap(torch.func.grad(loss, argnums=(0, 1, 2)))(*stacked)
+            assert_same([t[1] for t in each], want)
 
 
 def test_gradients_of_each_sample(target: Target, rng: torch.Generator) -> None:
