@@ -210,7 +210,7 @@ REFUSED: list[tuple[dict[str, object], str]] = [
     ({"softcap": "a"}, "softcap: 'a'; expected a number, or None"),
     ({"softcap": -1.0}, "softcap: -1; supported: 0 for none"),
     ({"scale": "a"}, "scale: 'a'; expected a number, or None"),
-    ({"is_causal": None}, "is_causal: None; supported: True, False"),
+    ({"is_causal": None}, "is_causal: None; supported: True or False"),
     ({"dtype": torch.int64}, "cu_seqlens_q: dtype int64; expected int32"),
     ({"rank": 4}, r"q: rank 4; expected 3 dimensions \[tokens, H, D\]"),
 ]

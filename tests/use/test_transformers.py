@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from greedy import assert_same_tokens
 from harness import Target, same_bits
 from torch import Tensor
@@ -321,6 +322,25 @@ def test_chunk_is_refused_where_it_bites(rng: torch.Generator) -> None:
 def test_masks_that_are_refused(rng: torch.Generator, arguments: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         small(rng)(tokens(rng, CPU, 1, 5), **arguments)
+
+
+def test_padding_in_one_graph_is_refused(rng: torch.Generator) -> None:
+    ids = tokens(rng, CPU, 2, 5)
+    compiled = torch.compile(small(rng), fullgraph=True, backend="eager")
+    with pytest.raises(Exception, match="attention_mask is read, which no graph does"):
+        compiled(ids, attention_mask=torch.tensor([[0, 0, 1, 1, 1], [1, 1, 1, 1, 1]]), use_cache=True)
+    torch.compiler.reset()
+
+
+@pytest.mark.parametrize("name", ["Bloom", "Mpt"])
+def test_models_that_compute_with_the_mask_are_refused(name: str, rng: torch.Generator) -> None:
+    """They add a bias to it, and know no attention but their own."""
+    layers = {"n_layer": 1, "n_layers": 1, "n_head": 2, "n_heads": 2}
+    sizes = {"vocab_size": VOCABULARY, "hidden_size": 32, "d_model": 32, **layers}
+    config = getattr(transformers, f"{name}Config")(**sizes, attn_implementation=NAME)
+    model = getattr(transformers, f"{name}ForCausalLM")(config)
+    with pytest.raises(ValueError, match=r"computes with the mask itself.*supported: models that hand it"):
+        model(tokens(rng, CPU, 1, 5))
 
 
 def test_dropout_is_refused(rng: torch.Generator) -> None:

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from dhp_safe_fa._operator import fake
+from dhp_safe_fa._operator.scalars import is_flag, shown
 from dhp_safe_fa._operator.schema import AUTOCAST
 from dhp_safe_fa._ops import Alignment
 from dhp_safe_fa.integrations.context_parallel.agreement import Fact, digest_fact, refuse, yes_or_no
@@ -120,8 +121,8 @@ def _local(call: str, shape: str, **tensors: Tensor) -> list[Tensor]:
 def _options(
     call: str, is_causal: object, scale: object, window: object, softcap: object, causal_offset: object
 ) -> Options:
-    if not isinstance(is_causal, bool):
-        refuse(call, f"is_causal: {is_causal!r}; supported: True, False")
+    if not is_flag(is_causal):
+        refuse(call, f"is_causal: {shown(is_causal)}; supported: True or False")
     if not isinstance(causal_offset, Integral):
         refuse(call, f"causal_offset: {causal_offset!r}; expected an int")
     if not isinstance(window, (tuple, list)) or [isinstance(side, Integral) for side in window] != [True, True]:
@@ -132,7 +133,7 @@ def _options(
             refuse(call, f"{name}: {value!r}; expected a number, or None")
         factors.append(None if value is None else float(value))
     left, right = window
-    return Options(is_causal, factors[0], (int(left), int(right)), factors[1] or None, int(causal_offset))
+    return Options(bool(is_causal), factors[0], (int(left), int(right)), factors[1] or None, int(causal_offset))
 
 
 def _begins(call: str, name: str, cu_seqlens: Tensor) -> list[int]:

@@ -28,6 +28,13 @@ def refuse_window(size: int, tokens: int) -> NoReturn:
     )
 
 
+def refuse_biases() -> NoReturn:
+    refuse(
+        "a model that computes with the mask itself, as those do that add a bias of each position to it (ALiBi: Bloom, "
+        "MPT); supported: models that hand it to their attention as it is"
+    )
+
+
 def refuse_custom(mask: str) -> NoReturn:
     refuse(
         f"a custom mask ({mask}); supported: causal attention, sliding windows and bidirectional attention, "
@@ -63,6 +70,12 @@ class VisibleKeys:
 
     def contiguous(self) -> VisibleKeys:
         return self
+
+    def to(self, *_: object, **__: object) -> NoReturn:
+        refuse_biases()
+
+    def __radd__(self, _: object) -> NoReturn:
+        refuse_biases()
 
 
 # ---- what a mask function says --------------------------------------------------------------------------------------
@@ -176,12 +189,17 @@ def visible_keys(
     return VisibleKeys(q_length, kv_length, is_causal, causal_offset, sequences, window, packed)
 
 
+_READ = f"attn_implementation={NAME!r}: attention_mask is read, which no graph does"
+_not_compiled = torch.compiler.disable(reason=_READ)
+
+
 def _packed(numbers: Tensor) -> tuple[int, ...]:
     """VisibleKeys.packed, of the number of each token's sequence, [B, S]; waits for the device, once."""
     begins = numbers.diff(dim=1, prepend=numbers[:, :1] - 1) != 0
     return (*begins.flatten().nonzero().flatten().tolist(), numbers.numel())
 
 
+@_not_compiled  # type: ignore[untyped-decorator]
 def _sequences(mask: Tensor) -> tuple[tuple[int, int], ...]:
     """[start, stop) of the tokens in each row of a bool mask [B, Sk]; waits for the device, once."""
     length = mask.shape[1]
