@@ -263,7 +263,7 @@ def run_audits(arguments: argparse.Namespace, screen: Screen) -> int:
 
 def _console(stream: TextIO) -> Console:
     """Into a file or pipe: wide enough for the table."""
-    return Console(file=stream, width=None if stream.isatty() else 130)
+    return Console(file=stream, width=None if stream.isatty() else 160)
 
 
 def _write(text: str, file: str, errors: Console) -> None:

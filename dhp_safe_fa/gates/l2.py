@@ -9,7 +9,7 @@ from torch import Tensor
 _TIMES = 2
 
 
-def as_large() -> Tensor:
+def eviction_buffer() -> Tensor:
     """Memory that leaves nothing else in the L2 once it is written."""
     size = torch.cuda.get_device_properties().L2_cache_size
     return torch.empty(_TIMES * size, dtype=torch.uint8, device="cuda")

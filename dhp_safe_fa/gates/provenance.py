@@ -48,8 +48,10 @@ POLICY = next(filter(Path.exists, _POLICIES), _POLICIES[0])
 # Of the top of gates/ everything is shared, but for the list of gates, this file and what it reads with, which judge
 # nothing: a new gate does not make the verdicts of the others old.
 _JUDGE_NOTHING = ("registry.py", "provenance.py", "without_comments.py")
-# Between a caller and the operator.
+# Between a caller and the operator; but for what runs under a transform, autocast or a compiler, or once a call is
+# refused, and then gives the operator other tensors, or no call: no gate's launch comes from there.
 _FRONT = ("__init__.py", "_ops.py", "_segments.py", "_widths.py", "_windows.py", "_operator/*.py")
+_NOT_IN_FRONT = tuple(f"_operator/{name}.py" for name in ("autocast", "fake", "transforms", "wrong_types"))
 # The folder of csrc without a say in what a GPU is given.
 _CPU = ("csrc", "cpu")
 _LAUNCH_ENDINGS = (".c", ".h", ".cpp")
@@ -142,10 +144,16 @@ def built_and_here() -> dict[str, str | None]:
 # ---- what takes part in a verdict ------------------------------------------------------------------------------------
 
 
+def front_files(package: Path) -> list[Path]:
+    """Its Python that takes part in every launch."""
+    found = (path for pattern in _FRONT for path in package.glob(pattern))
+    return [path for path in found if path.relative_to(package).as_posix() not in _NOT_IN_FRONT]
+
+
 def of_launch(built: Mapping[str, str], kernels: Iterable[Mapping[str, Any]]) -> dict[str, str]:
     """"launch FAMILY" for every family. built: the digests that the build carries of its launch sources; kernels: what
     its table says of them (``_inspect.kernels()``)."""
-    front = digest((path for pattern in _FRONT for path in _PACKAGE.glob(pattern)), _PACKAGE)
+    front = digest(front_files(_PACKAGE), _PACKAGE)
     rows: dict[str, list[Any]] = {sources: [] for sources in built.values()}  # families of one call have the same
     for kernel in kernels:
         row = [(key, kernel[key]) for key in sorted(kernel) if key not in _NOT_LAUNCHED_BY]

@@ -20,6 +20,11 @@ _BATCH_BYTES = 2**28
 Outputs = tuple[Tensor, ...]
 
 
+def kept(outputs: Outputs) -> Outputs:
+    """A copy: who writes all outputs to the same memory would be compared with itself."""
+    return tuple(output.clone() for output in outputs)
+
+
 def bits(tensor: Tensor) -> Tensor:
     return tensor.contiguous().view(_BITS[tensor.element_size()])
 
@@ -69,7 +74,7 @@ class Batch:
         self._differs = [torch.empty_like(copies, dtype=torch.bool) for copies in self._copies]
         self._compared, self._held = 1, 0  # runs
         self.wrong = torch.zeros(runs, len(first), dtype=torch.int64, device=first[0].device)
-        self.changed = tuple(output.clone() for output in first)
+        self.changed = kept(first)
 
     def add(self, outputs: Outputs) -> str:
         """Those of the next run. Returns what they differ in where that is their number, a shape or a type: then they
@@ -129,7 +134,7 @@ def compare_runs(
         memory.check(outputs)
         return outputs
 
-    first = tuple(output.clone() for output in once(0))
+    first = kept(once(0))
     if alone and (said := compare_outputs(names, alone, first)):
         return f"{said}; in the first run, which differs from one alone"
     batch = Batch(names, first, runs)

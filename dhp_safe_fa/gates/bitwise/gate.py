@@ -13,11 +13,11 @@ from .. import controls
 from ..inputs import Shape
 from ..subjects import Subject, require_gpu, require_shapes
 from ..verdict import ControlOutcome, GateResult, Progress, conclude, not_run
-from .compare import Outputs, repeat
+from .compare import Outputs, kept, repeat
 from .controls import control_outcomes
 from .load import Load
 from .memory import WrongMemory
-from .rows import Rows, kept, rows_of_shape
+from .rows import Rows, rows_of_shape
 
 GATE = "bitwise"
 _SEED = 30

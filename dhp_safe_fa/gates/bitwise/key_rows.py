@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from ..inputs import Inputs
-from .compare import Outputs
-from .rows import KEYED, PADDING, ROWS, Side, Way, company, kept, mixed, more_keys, part, query_ways, side
+from .compare import Outputs, kept
+from .rows import KEYED, PADDING, ROWS, Side, Way, company, mixed, more_keys, part, query_ways, side
 
 if TYPE_CHECKING:  # a subject knows its ways
     from ..subjects import AttendOffset, Subject

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import torch
 
 from ..inputs import Inputs, Shape
-from .compare import Outputs, compare_outputs
+from .compare import Outputs, compare_outputs, kept
 
 if TYPE_CHECKING:  # a subject knows its ways
     from ..subjects import Attend, AttendOffset, Subject
@@ -118,11 +118,6 @@ def more_keys(inputs: Inputs, stranger: Inputs, more: int) -> Inputs:
     """The stranger's first keys behind the inputs' last one."""
     pairs = enumerate(zip(inputs, stranger, strict=True))
     return tuple(torch.cat((own, other[:, :, :more]), dim=2) if at in KEYED else own for at, (own, other) in pairs)
-
-
-def kept(outputs: Outputs) -> Outputs:
-    """A copy: who writes all outputs to the same memory would be compared with itself."""
-    return tuple(output.clone() for output in outputs)
 
 
 def company(of: Side, inputs: Inputs, stranger: Inputs, is_causal: bool, whole: Outputs) -> Iterator[Way]:

@@ -7,9 +7,9 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from ..inputs import Inputs
-from .compare import Outputs
+from .compare import Outputs, kept
 from .forms import A_CALL
-from .rows import ROWS, Side, Way, company, kept, part
+from .rows import ROWS, Side, Way, company, part
 
 if TYPE_CHECKING:  # a subject knows its ways
     from ..subjects import Subject

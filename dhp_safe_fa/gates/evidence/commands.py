@@ -202,6 +202,8 @@ def _read_peers(path: Path) -> dict[str, Any]:
 
 def _read(path: Path) -> dict[str, Any]:
     """A JSON object with an environment, as runs of all gates have. Refused for anything else."""
+    if not path.is_file():
+        raise writer.Refused(f"--from {path}: there is no such file")
     content = _read_json(path)
     if not isinstance(content.get("environment"), dict):
         raise writer.Refused(f"{path}: is no stored run: it does not say on which machine it was made")

@@ -69,10 +69,17 @@ def summary(evidence: Evidence | None, kernels: Mapping[str, str], now: Now) -> 
         return "Evidence: **none** is stored yet."
     where = _listed("`audits/evidence.json`:", evidence.places())
     if status.state == STALE:
-        others = len(status.reasons) - len(status.common)
-        single = [f"about single kernels: {others} (`gates status` lists all)"] if others else []
+        others = Counter(_in_short(reason) for reason in status.reasons if reason not in status.common)
+        said = ", ".join(f"{what} ({n})" for what, n in sorted(others.items()))
+        single = [f"about single kernels: {said}; `gates status` lists all"] if others else []
         return f"{_listed('Evidence: **stale**:', [*status.common, *single])}\n\n{where}"
     return f"Evidence: **fresh** for kernels built with the same nvcc. {where}"
+
+
+def _in_short(reason: str) -> str:
+    """Of a reason about one kernel: the gate and its verdict, or that it is about other bytes, or none."""
+    what = reason.partition(": ")[2]
+    return what if what.partition(":")[0] in {gate.name for gate in GATES} else "not of this machine code"
 
 
 def _listed(title: str, entries: Iterable[str]) -> str:

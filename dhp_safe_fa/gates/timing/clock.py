@@ -152,7 +152,7 @@ class GpuClock:
     def interleaved(self, job: Job, columns: Sequence[str], blocks: int, rng: np.random.Generator) -> Sample:
         record = torch.zeros(2, _FIELDS, dtype=torch.int64, device="cuda")
         records = torch.zeros(blocks, len(columns), 2, _FIELDS, dtype=torch.int64, device="cuda")
-        evict = l2.as_large()
+        evict = l2.eviction_buffer()
         with job.context():
             graph = self._capture(job, 1, record)
             for block in range(blocks):

@@ -183,7 +183,15 @@ def test_readme_names_every_part_and_counts_the_kernels(tmp_path: Path) -> None:
     said = contracts.summary(known, {**HELD, "def": "e" * 64}, {**NOW, "launch forward": "x", "gate timing": "x"})
     assert "\n- launch path changed since (counters, bitwise, timing; 1 of 2 kernels)\n" in said
     assert "\n- gate timing changed since" in said
-    assert "about single kernels: 1" in said
+    assert "about single kernels: not of this machine code (1); `gates status` lists all" in said
+
+
+@pytest.mark.parametrize("verdict", ["FAIL", "INVALID"])
+def test_readme_says_what_gates_said_of_single_kernels(verdict: str, tmp_path: Path) -> None:
+    content = some_content()
+    content["kernels"]["def"]["gates"]["timing"]["verdict"] = verdict
+    said = contracts.summary(loaded(content, tmp_path), HELD, NOW)
+    assert f"about single kernels: timing: {verdict} (1); `gates status` lists all" in said
 
 
 def test_what_is_not_here_is_said_and_not_compared(tmp_path: Path) -> None:

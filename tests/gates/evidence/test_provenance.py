@@ -161,6 +161,15 @@ def test_the_rows_of_a_call_in_the_table_take_part(key: str, changes: bool) -> N
     assert changed == ({"launch near", "launch beside"} if changes else set())
 
 
+def test_what_leads_to_no_launch_of_a_gate_takes_no_part() -> None:
+    """Rules of transforms, autocast, the compiler, and what is said once a call is refused; a new file takes part."""
+    package = provenance.ROOT / "dhp_safe_fa"
+    left_out = {"autocast.py", "fake.py", "transforms.py", "wrong_types.py"}
+    of_operator = {path.name for path in provenance.front_files(package) if path.parent.name == "_operator"}
+    assert of_operator == {path.name for path in (package / "_operator").glob("*.py")} - left_out
+    assert {"_ops.py", "_windows.py"} < {path.name for path in provenance.front_files(package)}
+
+
 MET = {  # kernel: family, dtype, head_dim, and those with whose bits its own are compared
     "near64": ("near", "float16", 64, {"near64", "beside64", "only"}),
     "beside64": ("beside", "float16", 64, {"near64", "beside64", "only"}),
