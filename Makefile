@@ -50,6 +50,8 @@ burn: build ## the log of iterations; ARGS="run NAME ..." makes one (docs/burn.m
 	@$(PYTHON) -m dhp_safe_fa.burn $(or $(ARGS),log)
 
 sanitize: build ## compute-sanitizer over every GPU kernel (needs a Hopper GPU)
+	@command -v compute-sanitizer > /dev/null || \
+	  { echo "sanitize: compute-sanitizer, of the CUDA toolkit, is not in PATH (and a Hopper GPU is needed)" >&2; exit 2; }
 	@for tool in memcheck synccheck racecheck; do \
 	  PYTHONPATH=. compute-sanitizer --tool $$tool --kernel-name kernel_substring=dhp --error-exitcode 1 \
 	    $(PYTHON) tests/sanitize_cuda.py $$tool || exit 1; \

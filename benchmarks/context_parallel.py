@@ -151,6 +151,10 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=100, help="of each case whose bits are compared")
     parser.add_argument("--no-speed", action="store_true", help="compare bits only")
     arguments = parser.parse_args()
+    if "LOCAL_RANK" not in os.environ:
+        parser.error("run it by torchrun, which starts a process for each GPU")
+    if torch.cuda.device_count() < int(os.environ["LOCAL_WORLD_SIZE"]):
+        parser.error(f"{os.environ['LOCAL_WORLD_SIZE']} processes need as many Hopper GPUs")
     torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     dist.init_process_group("cpu:gloo,cuda:nccl")  # what has to agree is compared on CPUs, and no GPU is waited for
     mesh = init_device_mesh("cuda", (dist.get_world_size(),))

@@ -14,6 +14,13 @@ namespace py = pybind11;
 using namespace pybind11::literals;
 using Shape = std::array<int64_t, 4>;
 
+// GCC's version is numbers alone; Clang's has its name.
+#if defined(__GNUC__) && !defined(__clang__)
+#define DHP_COMPILER "GCC " __VERSION__
+#else
+#define DHP_COMPILER __VERSION__
+#endif
+
 static const char *dtype_name(dhp_dtype dtype) {
   return dtype == DHP_FLOAT32 ? "float32" : dtype == DHP_FLOAT16 ? "float16" : "bfloat16";
 }
@@ -134,7 +141,7 @@ static py::object plan_packed(const std::array<int64_t, 3> &q, const std::array<
 static py::dict build_info() {
   return py::dict("version"_a = DHP_VERSION,
                   "cuda"_a = sizeof(DHP_NVCC_VERSION) > 1 ? py::object(py::str(DHP_NVCC_VERSION)) : py::none(),
-                  "compiler"_a = __VERSION__, "max_head_dim_cuda"_a = dhp_cuda_max_head_dim(),
+                  "compiler"_a = DHP_COMPILER, "max_head_dim_cuda"_a = dhp_cuda_max_head_dim(),
                   "sources"_a = py::module_::import("json").attr("loads")(DHP_SOURCES));
 }
 

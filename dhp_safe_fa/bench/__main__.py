@@ -100,7 +100,8 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--layout", choices=LAYOUTS, help="how inputs are stored; default: BSHD, as models have them")
     p.add_argument("--peers", nargs="+", metavar="NAME", help="only these peers; --list names them")
     quick, usual = (f"{s.rounds} rounds of {s.sample_ms:g} ms" for s in (QUICK_SETTINGS, DEFAULT_SETTINGS))
-    p.add_argument("--quick", action="store_true", help=f"{quick} instead of {usual}, fewer lengths")
+    fewer = f"{quick} instead of {usual}, fewer lengths, on a CPU no bfloat16"
+    p.add_argument("--quick", action="store_true", help=fewer)
     p.add_argument("--cold", action="store_true", help="rotate through inputs so that L2 never holds them (cuda)")
     p.add_argument(
         "--sustained",

@@ -121,7 +121,8 @@ class Case:
             raise ValueError(f"shape '{self.sizes}': {self.heads} heads are no multiple of {self.key_heads} key heads")
         if self.key_seqlen and self.causal:
             raise ValueError(
-                f"shape '{self.sizes}': causal with {self.seqlen} queries and {self.key_seqlen} keys; only full is "
+                f"shape '{self.sizes}:causal': "
+                f"causal with {self.seqlen} queries and {self.key_seqlen} keys; only full is "
                 "compared there, because implementations align the diagonal with different corners"
             )
 

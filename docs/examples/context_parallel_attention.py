@@ -39,7 +39,8 @@ def main() -> None:
     assert torch.equal(parallel.unshard(lse, dim=2), its_lse)
     for here, there in zip(mine, whole, strict=True):
         assert torch.equal(parallel.unshard(here.grad, dim=2), there.grad)
-    print(f"rank {dist.get_rank()}: rows {mine[0].shape[2]} of {LENGTH}, the bits of one process")
+    text = f"rank {dist.get_rank()}: rows {mine[0].shape[2]} of {LENGTH}, the bits of one process"
+    print(f"{text}\n", end="", flush=True)  # in one piece: lines of several processes can run into each other
     dist.destroy_process_group()
 
 

@@ -67,7 +67,8 @@ def main() -> None:
         loss = loss.detach()
         dist.all_reduce(loss)
         losses.append(loss.item())
-    print(f"rank {dist.get_rank()}: loss {losses[0]:.2f}, after {STEPS} steps {losses[-1]:.2f}")
+    text = f"rank {dist.get_rank()}: loss {losses[0]:.2f}, after {STEPS} steps {losses[-1]:.2f}"
+    print(f"{text}\n", end="", flush=True)  # in one piece: lines of several processes can run into each other
     assert losses[-1] < losses[0] / 2
     dist.destroy_process_group()
 

@@ -136,7 +136,7 @@ def test_shape_errors(text: str) -> None:
     [
         ("1,8/3,5,16", "shape '1,8/3,5,16': 8 heads are no multiple of 3 key heads"),
         ("1,8/16,5,16", "8 heads are no multiple of 16 key heads"),
-        ("1,8/2,4/5,16:causal", "shape '1,8/2,4/5,16': causal with 4 queries and 5 keys; only full is compared there"),
+        ("1,8/2,4/5,16:causal", "'1,8/2,4/5,16:causal': causal with 4 queries and 5 keys; only full is compared there"),
         ("1,8,5/4,16:causal", "causal with 5 queries and 4 keys"),
     ],
 )
