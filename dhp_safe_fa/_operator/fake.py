@@ -300,7 +300,7 @@ def _check_packed_call(operator: str, call: SimpleNamespace) -> None:
     if is_paged and call.k.size(1) not in PAGE_SIZES:
         checks.refuse(f"k: pages of {call.k.size(1)} keys; supported: {', '.join(map(str, PAGE_SIZES))}")
     for name, most in (("max_seqlen_q", call.max_seqlen_q), ("max_seqlen_k", call.max_seqlen_k)):
-        if most < 0:
+        if isinstance(most, int) and most < 0:  # a symbol is looked at once it is a number
             checks.refuse(f"{name}: {most}; supported: not negative")
     if is_paged and call.leftpad_k is not None:
         because = "because a sequence may begin with any page"

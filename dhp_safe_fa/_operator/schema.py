@@ -13,7 +13,7 @@ import torch
 
 # The options of a call as schemas spell them; their order is that of the struct in csrc/torch/calls.h. A backward has
 # what it alone is given in between.
-_FIRST = "bool is_causal=False, float? scale=None, int causal_offset=0"
+_FIRST = "bool is_causal=False, float? scale=None, SymInt causal_offset=0"
 _LATER = "int window_left=-1, int window_right=-1, float? softcap=None"
 # The last option, which the forward alone has: of a backward sinks are in the lse, and their gradient is apart.
 _SINKS = "Tensor? sinks=None"
@@ -29,7 +29,7 @@ VARLEN = "attention_varlen"
 VARLEN_BACKWARD = "attention_varlen_backward"
 BACKWARDS = (BACKWARD, VARLEN_BACKWARD, SINKS_BACKWARD)
 _VARLEN_OPTIONS = (
-    "Tensor cu_seqlens_q, Tensor? cu_seqlens_k, int max_seqlen_q, int max_seqlen_k, "
+    "Tensor cu_seqlens_q, Tensor? cu_seqlens_k, SymInt max_seqlen_q, SymInt max_seqlen_k, "
     "bool is_causal=False, float? scale=None, bool is_bottom_right=True, int window_left=-1, int window_right=-1, "
     "float? softcap=None, Tensor? seqused_k=None, Tensor? page_table=None, Tensor? leftpad_k=None"
 )

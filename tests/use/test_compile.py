@@ -96,7 +96,7 @@ def test_compile_with_gradients(device: str, rng: torch.Generator, which: str, f
 
     backend = aot_autograd(fw_compiler=keep)
     compiled = torch.compile(cached_block, fullgraph=True, dynamic=True, backend=backend)
-    for sq, sk in ((5, 50), (9, 54)):  # a graph fixes their difference, which is the offset
+    for sq, sk in ((5, 50), (9, 72)):  # the offset is their difference
         inputs = qkv(rng, Target(device, torch.float16), 2, 4, 2, sq, sk, 64)
         found = []
         for function in (compiled, cached_block):
@@ -173,6 +173,58 @@ def test_export(device: str, rng: torch.Generator) -> None:
     for s in (2, 50, 129):
         rows = normal(rng, (2, s, 3, 4, 64), target)
         assert same_bits(program.module()(rows), block(rows))
+
+
+def test_export_with_independent_lengths(device: str, rng: torch.Generator) -> None:
+    """The causal_offset is computed from them."""
+
+    class Cached(torch.nn.Module):
+        def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Any:
+            return cached_block(q, k, v)
+
+    target = Target(device, torch.float16)
+    queries, keys = torch.export.Dim("queries", min=2, max=64), torch.export.Dim("keys", min=2, max=4096)
+    example = tuple(qkv(rng, target, 2, 4, 2, 5, 50, 64))
+    program = torch.export.export(Cached(), example, dynamic_shapes=({2: queries}, {2: keys}, {2: keys}))
+    for sq, sk in ((2, 50), (9, 72)):
+        tensors = qkv(rng, target, 2, 4, 2, sq, sk, 64)
+        assert all(same_bits(g, w) for g, w in zip(program.module()(*tensors), cached_block(*tensors), strict=True))
+
+
+def packed_block(rows: torch.Tensor, cu_seqlens: torch.Tensor, longest: int) -> torch.Tensor:
+    return dhp_safe_fa.attention_varlen(*rows, cu_seqlens, cu_seqlens, longest, longest, is_causal=True)
+
+
+def test_one_graph_for_packed_sequences_of_all_lengths(device: str, rng: torch.Generator, fresh_compiler: None) -> None:
+    graphs = []
+
+    def keep(graph: torch.fx.GraphModule, _inputs: Any) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    compiled = torch.compile(packed_block, fullgraph=True, dynamic=True, backend=keep)
+    for longest in (5, 9, 40):
+        rows = normal(rng, (3, longest + 3, 2, 64), Target(device, torch.float16))
+        cu_seqlens = torch.tensor([0, longest, longest + 3], dtype=torch.int32, device=device)
+        assert same_bits(compiled(rows, cu_seqlens, longest), packed_block(rows, cu_seqlens, longest))
+    assert len(graphs) == 1
+
+
+def test_export_with_the_longest_of_packed_sequences(device: str, rng: torch.Generator) -> None:
+    class Packed(torch.nn.Module):
+        def forward(self, rows: torch.Tensor, cu_seqlens: torch.Tensor) -> torch.Tensor:
+            longest: Any = cu_seqlens.diff().max().item()
+            return packed_block(rows, cu_seqlens, longest)
+
+    def example(longest: int) -> tuple[torch.Tensor, torch.Tensor]:
+        lengths = torch.tensor([0, longest, longest + 3], dtype=torch.int32, device=device)
+        return normal(rng, (3, longest + 3, 2, 64), Target(device, torch.float16)), lengths
+
+    tokens = torch.export.Dim("tokens", min=2, max=4096)
+    program = torch.export.export(Packed(), example(5), dynamic_shapes=({1: tokens}, None))
+    for longest in (5, 40):
+        given = example(longest)
+        assert same_bits(program.module()(*given), Packed()(*given))
 
 
 # torch.export itself uses what torch has deprecated.

@@ -13,7 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import dhp_safe_fa
 
-FIRST = "bool is_causal=False, float? scale=None, int causal_offset=0"
+FIRST = "bool is_causal=False, float? scale=None, SymInt causal_offset=0"
 LATER = "int window_left=-1, int window_right=-1, float? softcap=None"
 ARGUMENTS = f"Tensor q, Tensor k, Tensor v, {FIRST}, {LATER}, Tensor? sinks=None"
 SCHEMAS = {
