@@ -15,7 +15,7 @@ from torch.autograd import forward_ad
 
 from dhp_safe_fa import _widths, _windows
 from dhp_safe_fa._operator import autocast, fake, gradients, transforms  # noqa: F401  (importing registers them)
-from dhp_safe_fa._operator.scalars import refuse_tensors, refuse_unless_flag, shown
+from dhp_safe_fa._operator.scalars import held, refuse_tensors, refuse_unless_flag, shown
 from dhp_safe_fa._operator.schema import DEFAULTS, VARLEN, refuse
 from dhp_safe_fa._operator.wrong_types import refuse_wrong_types
 
@@ -124,6 +124,7 @@ def _attend(
     sides = _sides(window)
     if isinstance(scale, Tensor) or isinstance(softcap, Tensor) or isinstance(causal_offset, Tensor):
         refuse_tensors("attention", {"scale": scale, "softcap": softcap}, {"causal_offset": causal_offset})
+        scale, softcap = held(scale), held(softcap)
     values = v
     if _asked(_widths.differ, q, k, v):
         q, k, v, scale = _widths.fill(q, k, v, scale)
@@ -336,6 +337,7 @@ def attention_varlen_lse(
     if any(isinstance(number, Tensor) for number in (scale, softcap, max_seqlen_q, max_seqlen_k)):
         lengths = {"max_seqlen_q": max_seqlen_q, "max_seqlen_k": max_seqlen_k}
         refuse_tensors(VARLEN, {"scale": scale, "softcap": softcap}, lengths)
+        scale, softcap = held(scale), held(softcap)
     rest = softcap, seqused_k, page_table, leftpad_k, sinks
     values = v
     if page_table is None and _asked(_widths.differ, q, k, v):

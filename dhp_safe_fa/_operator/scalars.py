@@ -82,6 +82,11 @@ def refuse_tensors(operator: str, given: Mapping[str, object], whole: Mapping[st
             refuse(operator, f"{name}: {shown(value)}; expected a whole number")
 
 
+def held(value: float | Tensor | None) -> float | None:
+    """Of a tensor of one element its number, which torch.compile does not take out by itself; else the value."""
+    return value.item() if isinstance(value, Tensor) else value
+
+
 def _is_single(value: Tensor) -> bool:
     """Of one element. dim first: to compare a size is a warning of torch.jit.trace, whose numbers have none."""
     return value.dim() == 0 or value.numel() == 1

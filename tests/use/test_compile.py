@@ -191,6 +191,16 @@ def test_export_with_independent_lengths(device: str, rng: torch.Generator) -> N
         assert all(same_bits(g, w) for g, w in zip(program.module()(*tensors), cached_block(*tensors), strict=True))
 
 
+@pytest.mark.parametrize("name", ["scale", "softcap"])
+def test_a_tensor_in_place_of_a_number(name: str, rng: torch.Generator, fresh_compiler: None) -> None:
+    """Its number is taken out between two graphs."""
+    q, k, v = qkv(rng, Target("cpu", torch.float32), 1, 2, 2, 5, 7, 64)
+    compiled = torch.compile(lambda number: dhp_safe_fa.attention(q, k, v, **{name: number}), backend="aot_eager")
+    for number in (0.25, 0.5):
+        got = compiled(torch.tensor(number, dtype=torch.float64))
+        assert same_bits(got, dhp_safe_fa.attention(q, k, v, **{name: number}))  # type: ignore[arg-type]
+
+
 def packed_block(rows: torch.Tensor, cu_seqlens: torch.Tensor, longest: int) -> torch.Tensor:
     return dhp_safe_fa.attention_varlen(*rows, cu_seqlens, cu_seqlens, longest, longest, is_causal=True)
 
