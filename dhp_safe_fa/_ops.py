@@ -15,7 +15,7 @@ from torch.autograd import forward_ad
 
 from dhp_safe_fa import _widths, _windows
 from dhp_safe_fa._operator import autocast, fake, gradients, transforms  # noqa: F401  (importing registers them)
-from dhp_safe_fa._operator.scalars import held, refuse_tensors, refuse_unless_flag, shown
+from dhp_safe_fa._operator.scalars import number_of, refuse_tensors, shown, wrong_flag
 from dhp_safe_fa._operator.schema import DEFAULTS, VARLEN, refuse
 from dhp_safe_fa._operator.wrong_types import refuse_wrong_types
 
@@ -120,11 +120,12 @@ def _attend(
 ) -> tuple[Tensor, Any]:
     """A call of the operator, or of that of packed sequences where CUDA has what is asked for only there; values of a
     head_dim of their own filled up. out, and lse if the operator returns it."""
-    refuse_unless_flag("attention", "is_causal", is_causal)
+    if wrong := wrong_flag(is_causal):
+        refuse("attention", f"is_causal: {wrong}")
     sides = _sides(window)
     if isinstance(scale, Tensor) or isinstance(softcap, Tensor) or isinstance(causal_offset, Tensor):
         refuse_tensors("attention", {"scale": scale, "softcap": softcap}, {"causal_offset": causal_offset})
-        scale, softcap = held(scale), held(softcap)
+        scale, softcap = number_of(scale), number_of(softcap)
     values = v
     if _asked(_widths.differ, q, k, v):
         q, k, v, scale = _widths.fill(q, k, v, scale)
@@ -329,7 +330,8 @@ def attention_varlen_lse(
     Raises:
         RuntimeError: as :func:`attention_varlen`.
     """
-    refuse_unless_flag(VARLEN, "is_causal", is_causal)
+    if wrong := wrong_flag(is_causal):
+        refuse(VARLEN, f"is_causal: {wrong}")
     if not isinstance(alignment, str) or alignment not in ("bottom-right", "top-left"):
         refuse(VARLEN, f"alignment: {shown(alignment)}; supported: 'bottom-right', 'top-left'")
     sequences = cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k
@@ -337,7 +339,7 @@ def attention_varlen_lse(
     if any(isinstance(number, Tensor) for number in (scale, softcap, max_seqlen_q, max_seqlen_k)):
         lengths = {"max_seqlen_q": max_seqlen_q, "max_seqlen_k": max_seqlen_k}
         refuse_tensors(VARLEN, {"scale": scale, "softcap": softcap}, lengths)
-        scale, softcap = held(scale), held(softcap)
+        scale, softcap = number_of(scale), number_of(softcap)
     rest = softcap, seqused_k, page_table, leftpad_k, sinks
     values = v
     if page_table is None and _asked(_widths.differ, q, k, v):

@@ -10,15 +10,7 @@ from torch import Tensor
 from dhp_safe_fa._operator.schema import AUTOCAST, LIBRARY, OPERATORS, VARLEN
 
 
-def device_of(name: str, arguments: Sequence[object]) -> str | None:
-    """Whose autocast casts a call of an operator: the device type of its first argument, if it is on there."""
-    if name not in (*OPERATORS, VARLEN) or not isinstance(arguments[0], Tensor):
-        return None
-    device_type = arguments[0].device.type
-    return device_type if device_type in _KEYS and torch.is_autocast_enabled(device_type) else None
-
-
-def rule_of(name: str, device_type: str) -> Callable[..., object]:
+def _rule(name: str, device_type: str) -> Callable[..., object]:
     operator = getattr(torch.ops.dhp, name)
 
     def rule(q: Tensor, k: Tensor, v: Tensor, *arguments: object, **keywords: object) -> object:
@@ -35,7 +27,14 @@ def rule_of(name: str, device_type: str) -> Callable[..., object]:
 
 
 _KEYS = {"cpu": "AutocastCPU", "cuda": "AutocastCUDA"}
-# The backward gets what the forward was cast to, and has no rule.
-for _name in (*OPERATORS, VARLEN):
-    for _device_type, _key in _KEYS.items():
-        LIBRARY.impl(_name, rule_of(_name, _device_type), _key)
+# By operator and device type. The backward gets what the forward was cast to, and has none.
+_RULES = {(name, device_type): _rule(name, device_type) for name in (*OPERATORS, VARLEN) for device_type in _KEYS}
+for (_name, _device_type), _each in _RULES.items():
+    LIBRARY.impl(_name, _each, _KEYS[_device_type])
+
+
+def rule_for(name: str, arguments: Sequence[object]) -> Callable[..., object] | None:
+    """What casts a call of an operator: there is one if autocast is on where its first argument lies."""
+    device_type = arguments[0].device.type if isinstance(arguments[0], Tensor) else ""
+    rule = _RULES.get((name, device_type))
+    return rule if rule is not None and torch.is_autocast_enabled(device_type) else None

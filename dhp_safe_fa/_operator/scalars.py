@@ -38,10 +38,9 @@ def is_flag(value: object) -> bool:
     return getattr(value, "ndim", 0) == 0 and value in (0, 1)
 
 
-def refuse_unless_flag(operator: str, name: str, value: object) -> None:
-    """Of None and 0.5 torch makes False and True."""
-    if not is_flag(value):
-        refuse(operator, f"{name}: {shown(value)}; supported: True or False")
+def wrong_flag(value: object) -> str:
+    """What to say of a value that is no flag, or nothing. Of None and 0.5 torch makes False and True."""
+    return "" if is_flag(value) else f"{shown(value)}; supported: True or False"
 
 
 def is_too_large(value: object) -> bool:
@@ -76,13 +75,13 @@ def refuse_tensors(operator: str, given: Mapping[str, object], whole: Mapping[st
             refuse(operator, f"{name}: mapped by vmap; supported: the same for all that vmap maps over")
         if loses_gradient(value):
             refuse(operator, f"{name}: a tensor that requires a gradient; supported: a number, which has none")
-        if value.is_meta or not _is_single(value) or value.is_complex():
+        if value.is_meta or not is_number(value):
             refuse(operator, f"{name}: {shown(value)}; expected a number")
         if name in whole and value.is_floating_point():
             refuse(operator, f"{name}: {shown(value)}; expected a whole number")
 
 
-def held(value: float | Tensor | None) -> float | None:
+def number_of(value: float | Tensor | None) -> float | None:
     """Of a tensor of one element its number, which torch.compile does not take out by itself; else the value."""
     return value.item() if isinstance(value, Tensor) else value
 

@@ -24,8 +24,8 @@ def _rule(name: str) -> Callable[..., Any]:
         from torch._functorch.pyfunctorch import VmapInterpreter, retrieve_current_functorch_interpreter
 
         # What autograd keeps has to be what is computed with: transforms come before autocast, which casts below them.
-        if (device_type := autocast.device_of(name, arguments)) is not None:
-            return autocast.rule_of(name, device_type)(*arguments)
+        if (cast := autocast.rule_for(name, arguments)) is not None:
+            return cast(*arguments)
         transform: Any = retrieve_current_functorch_interpreter()
         if isinstance(transform, VmapInterpreter):
             return _mapped(name, operator, transform, arguments)

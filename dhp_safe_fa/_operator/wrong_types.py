@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from dhp_safe_fa._operator.scalars import in_words, is_flag, is_number, is_too_large, shown
+from dhp_safe_fa._operator.scalars import in_words, is_number, is_too_large, shown, wrong_flag
 from dhp_safe_fa._operator.schema import VARLEN, refuse
 
 _END = 2**63  # of the integers that the schemas take
@@ -54,7 +54,7 @@ def _wrong(kind: str, value: object, shape: str) -> str:
             return f"{in_words(value)}; supported: 0 to 2^100"
         return "" if is_number(value) else f"{shown(value)}; expected a number{or_none}"
     if kind == "bool":
-        return "" if is_flag(value) else f"{shown(value)}; supported: True or False"
+        return wrong_flag(value)
     numbers = value if isinstance(value, tuple) else (value,)
     if not all(hasattr(number, "__index__") for number in numbers):
         return f"{shown(value)}; expected whole numbers"

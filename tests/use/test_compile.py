@@ -143,8 +143,8 @@ def test_compiled_training_step(device: str, rng: torch.Generator, fresh_compile
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 def test_compiled_backward(device: str, rng: torch.Generator, backend: str, fresh_compiler: None) -> None:
     """Compiled autograd: the backward pass of an eager call becomes a graph of its own."""
-    half = torch.bfloat16 if device == "cuda" else torch.float32
-    leaves = [t.requires_grad_() for t in qkv(rng, Target(device, half), 1, 2, 2, 5, 7, 64)]
+    dtype = torch.bfloat16 if device == "cuda" else torch.float32
+    leaves = [t.requires_grad_() for t in qkv(rng, Target(device, dtype), 1, 2, 2, 5, 7, 64)]
     loss = dhp_safe_fa.attention(*leaves, is_causal=True).float().square().sum()
     want = torch.autograd.grad(loss, leaves, retain_graph=True)
     with torch._dynamo.config.patch(compiled_autograd=True):

@@ -175,7 +175,9 @@ def _require_folder(folder: Path) -> None:
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    """A JSON object. Refused for anything else."""
+    """A JSON object. Refused for anything else; stored files are there, so that one which is not was asked for."""
+    if not path.is_file():
+        raise writer.Refused(f"--from {path}: there is no such file")
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
@@ -202,8 +204,6 @@ def _read_peers(path: Path) -> dict[str, Any]:
 
 def _read(path: Path) -> dict[str, Any]:
     """A JSON object with an environment, as runs of all gates have. Refused for anything else."""
-    if not path.is_file():
-        raise writer.Refused(f"--from {path}: there is no such file")
     content = _read_json(path)
     if not isinstance(content.get("environment"), dict):
         raise writer.Refused(f"{path}: is no stored run: it does not say on which machine it was made")

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 
 from dhp_safe_fa.evidence import NONE, NOT_RUN, STALE, Evidence, Status, compare
 
-from ..registry import BINDING, GATES
+from ..registry import BINDING, GATES, NAMES
 
 # Contract: the gate whose verdicts it rests on.
 GATE_OF = {contract: gate.name for gate in GATES for contract in gate.contracts}
@@ -79,7 +79,7 @@ def summary(evidence: Evidence | None, kernels: Mapping[str, str], now: Now) -> 
 def _in_short(reason: str) -> str:
     """Of a reason about one kernel: the gate and its verdict, or that it is about other bytes, or none."""
     what = reason.partition(": ")[2]
-    return what if what.partition(":")[0] in {gate.name for gate in GATES} else "not of this machine code"
+    return what if what.partition(":")[0] in NAMES else "not of this machine code"
 
 
 def _listed(title: str, entries: Iterable[str]) -> str:

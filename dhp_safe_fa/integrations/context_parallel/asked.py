@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from dhp_safe_fa._operator import fake
-from dhp_safe_fa._operator.scalars import is_flag, shown
+from dhp_safe_fa._operator.scalars import wrong_flag
 from dhp_safe_fa._operator.schema import AUTOCAST
 from dhp_safe_fa._ops import Alignment
 from dhp_safe_fa.integrations.context_parallel.agreement import Fact, digest_fact, refuse, yes_or_no
@@ -121,8 +121,8 @@ def _local(call: str, shape: str, **tensors: Tensor) -> list[Tensor]:
 def _options(
     call: str, is_causal: object, scale: object, window: object, softcap: object, causal_offset: object
 ) -> Options:
-    if not is_flag(is_causal):
-        refuse(call, f"is_causal: {shown(is_causal)}; supported: True or False")
+    if wrong := wrong_flag(is_causal):
+        refuse(call, f"is_causal: {wrong}")
     if not isinstance(causal_offset, Integral):
         refuse(call, f"causal_offset: {causal_offset!r}; expected an int")
     if not isinstance(window, (tuple, list)) or [isinstance(side, Integral) for side in window] != [True, True]:

@@ -189,17 +189,15 @@ def visible_keys(
     return VisibleKeys(q_length, kv_length, is_causal, causal_offset, sequences, window, packed)
 
 
-_READ = f"attn_implementation={NAME!r}: attention_mask is read, which no graph does"
-_not_compiled = torch.compiler.disable(reason=_READ)
-
-
 def _packed(numbers: Tensor) -> tuple[int, ...]:
     """VisibleKeys.packed, of the number of each token's sequence, [B, S]; waits for the device, once."""
     begins = numbers.diff(dim=1, prepend=numbers[:, :1] - 1) != 0
     return (*begins.flatten().nonzero().flatten().tolist(), numbers.numel())
 
 
-@_not_compiled  # type: ignore[untyped-decorator]
+@torch.compiler.disable(  # type: ignore[untyped-decorator]
+    reason=f"attn_implementation={NAME!r}: attention_mask is read, which no graph does"
+)
 def _sequences(mask: Tensor) -> tuple[tuple[int, int], ...]:
     """[start, stop) of the tokens in each row of a bool mask [B, Sk]; waits for the device, once."""
     length = mask.shape[1]
