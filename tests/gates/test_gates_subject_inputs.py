@@ -12,7 +12,9 @@ import torch
 from dhp_safe_fa.gates import inputs
 from dhp_safe_fa.gates.bitwise import gate as bitwise
 from dhp_safe_fa.gates.bitwise.rows import Way, rows_of_shape
-from dhp_safe_fa.gates.counters import counted
+from dhp_safe_fa.gates.counters import calls
+from dhp_safe_fa.gates.counters.calls import Calls
+from dhp_safe_fa.gates.counters.counting import Request
 from dhp_safe_fa.gates.inputs import Inputs, Shape
 from dhp_safe_fa.gates.subjects import Subject
 from dhp_safe_fa.gates.timing import gate as timing
@@ -42,36 +44,29 @@ class Gradients:
         return q, k, v
 
 
+def asked(subject: Subject, data: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, **limits: Any) -> list[Calls]:
+    monkeypatch.setattr(calls, "by_name", lambda name: subject)
+    return list(calls.calls_of(Request((), {"bwd": data}, **limits)))
+
+
 def test_counters_fill_every_buffer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And the profiler is on while a step is made, but not while its inputs are."""
-    on: list[bool] = [False]
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
-    monkeypatch.setattr(torch.cuda.profiler, "start", lambda: on.append(True))
-    monkeypatch.setattr(torch.cuda.profiler, "stop", lambda: on.append(False))
-
-    class Watched(Gradients):
-        def make(self, *asked: Any) -> Inputs:
-            assert not on[-1]
-            return super().make(*asked)
-
-    gradients = Watched()
-    for _ in range(2):  # shapes, or calls
-        for step in counted._subject_steps("bwd", gradients.subject, 1, ["zeros", "large"]):
-            assert on[-1]
-            step.call()
-    assert on == [False, *[True, False] * 2]
-    *_, zeros, large = gradients.fed
+    gradients = Gradients()
+    (one,) = asked(gradients.subject, ("zeros", "large"), monkeypatch, shapes=1)
+    for data in one.data:
+        one.fill(data)
+        one.call()
+    _, zeros, large = gradients.fed  # the first call has loaded what is loaded once
     assert not any(tensor.any() for tensor in zeros) and all(tensor.any() for tensor in large)
 
 
 def test_counters_run_the_shapes_that_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("synchronize", "profiler.start", "profiler.stop"):
-        monkeypatch.setattr(f"torch.cuda.{name}", lambda: None)
     other = replace(SHAPE, seqlen_k=SHAPE.seqlen_k + 1)
     subject = replace(Gradients().subject, shapes=(SHAPE, other))
     for labels in ((), (str(SHAPE),), (str(other),), (str(other), str(SHAPE))):
-        found = [step.label for step in counted._subject_steps("bwd", subject, 2, ["zeros"], labels)]
-        assert found == [str(shape) for shape in (SHAPE, other) if not labels or str(shape) in labels]
+        found = asked(subject, ("zeros",), monkeypatch, shapes=2, labels={"bwd": labels})
+        assert [one.label for one in found] == [
+            str(shape) for shape in (SHAPE, other) if not labels or str(shape) in labels
+        ]
 
 
 def test_timing_launches_on_buffers_of_its_own() -> None:

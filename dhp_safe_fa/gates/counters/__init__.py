@@ -1,1 +1,1 @@
-"""The gate `counters`: Nsight Compute counts the same on every input (docs/gates.md)."""
+"""The gate `counters`: what is executed is the same on every input (docs/gates.md)."""

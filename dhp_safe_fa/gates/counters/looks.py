@@ -8,12 +8,12 @@ from functools import partial
 
 from .. import controls
 from ..verdict import Progress
-from . import ncu
-from .metrics import IN_EVERY_LOOK, INEXACT, WITHIN
-from .ncu import Count, Request
+from . import hardware
+from .counting import Count, Request
+from .metrics import CANDIDATES, IN_EVERY_LOOK, WITHIN
 from .study import by_label, by_twin, explained_elsewhere, findings, study, unusual
 
-# Where classes differ in none but INEXACT and WITHIN, the metrics that do are counted again, so many times in all
+# Where classes differ in none but CANDIDATES and WITHIN, the metrics that do are counted again, so many times in all
 # classes: the median of three outvotes what chance did to one run, and every class shows how far chance brings its
 # runs. Of 21 classes with an event in one run of ten, one has two in its three runs in four of ten such looks. So this
 # look only says which classes are in doubt; these, and two others, are counted so many times more, and ranks decide.
@@ -22,7 +22,7 @@ from .study import by_label, by_twin, explained_elsewhere, findings, study, unus
 LOOKS_AGAIN = (3, 15)
 
 # Where nothing else differs, chance may have done it.
-_BY_CHANCE = frozenset((*INEXACT, *WITHIN))
+_BY_CHANCE = frozenset((*CANDIDATES, *WITHIN))
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,7 @@ def without_doubt(counts: Sequence[Count], first: Request, expected: Mapping[str
         if not doubts and not of_controls:
             break
         again = _request_again(first, times, doubts, of_controls, is_first=not look)
-        counted = ncu.measure(again, partial(_tell_again, progress, again.calls))
+        counted = hardware.measure(again, partial(_tell_again, progress, again.calls))
         doubtful: dict[str, dict[str, Collection[str]]] = {
             name: {metric: one.labels for metric, one in found.items()} for name, found in doubts.items()
         }

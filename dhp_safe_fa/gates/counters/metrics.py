@@ -1,4 +1,4 @@
-"""Which metric of Nsight Compute is treated how by the gate."""
+"""Which metric is counted how, and how the gate treats it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ OPCODES = "sass__inst_executed_per_opcode"
 TIME = "gpu__time_duration.sum"
 REGISTERS = "launch__registers_per_thread"
 
-# Executed instructions, counted by the hardware (smsp__) or by patched code (sass): all must be exact in A/A.
+# Executed instructions, counted by the hardware: all must be exact in A/A.
 DEMANDED = (
     INSTRUCTIONS,
     "smsp__thread_inst_executed.sum",
@@ -19,7 +19,10 @@ DEMANDED = (
 # it, atomics by L2, where one pass counts all that is sent.
 CANDIDATES = (
     "smsp__thread_inst_executed_pred_on.sum",
+    "l1tex__t_requests_pipe_lsu_mem_global_op_ld.sum",
     "l1tex__t_sectors_pipe_lsu_mem_global_op_ld.sum",
+    "l1tex__t_requests_pipe_lsu_mem_global_op_st.sum",
+    "l1tex__t_sectors_pipe_lsu_mem_global_op_st.sum",
     "l1tex__data_bank_conflicts_pipe_lsu_mem_shared_op_ld.sum",
     "l1tex__m_xbar2l1tex_read_sectors.sum",
     "l1tex__m_l1tex2xbar_write_sectors_mem_dshared.sum",
@@ -36,31 +39,10 @@ CANDIDATES = (
 MERGED = 2
 PERCENT = " %"
 WITHIN = {"lts__t_sectors_srcunit_tex_op_write.sum": 5.0}
-# A run of their own, with one shape and few controls, because these take many passes. First what is exact again:
-# instructions of each opcode, what patched code says of threads, requests and sectors.
-DEMANDED_ONCE = (OPCODES, "smsp__sass_thread_inst_executed.sum")
-CANDIDATES_ONCE = (
-    "smsp__sass_thread_inst_executed_pred_on.sum",
-    "l1tex__t_requests_pipe_lsu_mem_global_op_ld.sum",
-    "l1tex__t_requests_pipe_lsu_mem_global_op_st.sum",
-    "l1tex__t_sectors_pipe_lsu_mem_global_op_st.sum",
-)
-INEXACT = (*CANDIDATES, *CANDIDATES_ONCE)
-# Counted in every look of the first run, and of the second: what was executed is the same, whatever is in doubt.
-IN_EVERY_LOOK = (INSTRUCTIONS, "smsp__sass_thread_inst_executed.sum")
-# For each of these metrics, a control whose leak changes it: the metric is alive in the run that is judged by it. Of
-# swapped_opcodes and scattered_store the other metrics, above, can see nothing.
-CONTROLS_ONCE = {
-    OPCODES: "swapped_opcodes",
-    "smsp__sass_thread_inst_executed.sum": "nan_early_out",
-    "smsp__sass_thread_inst_executed_pred_on.sum": "predicated_arithmetic",
-    "l1tex__t_requests_pipe_lsu_mem_global_op_ld.sum": "skip_small_p",
-    "l1tex__t_requests_pipe_lsu_mem_global_op_st.sum": "predicated_store",
-    "l1tex__t_sectors_pipe_lsu_mem_global_op_st.sum": "scattered_store",
-}
-ONCE_ALONE = ("swapped_opcodes", "scattered_store")
-# Then what is not exact, and only reported, without --quick. Issued instructions contain replays; conflicts of stores
-# to shared memory contain those with TMA, which come as chance has it (2 to 70 % in A/A on an H100).
+# Counted in every look: what was executed is the same, whatever is in doubt.
+IN_EVERY_LOOK = (INSTRUCTIONS,)
+# Not exact, and only reported. Issued instructions contain replays; conflicts of stores to shared memory contain those
+# with TMA, which come as chance has it (2 to 70 % in A/A on an H100).
 REPORTED = (
     TIME,
     "smsp__inst_issued.sum",
@@ -70,6 +52,20 @@ REPORTED = (
     "lts__t_sectors.sum",
     "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_elapsed",
 )
-# What is counted together: for all shapes, and for one.
-CHEAP = (*DEMANDED, *CANDIDATES, *WITHIN)
-COSTLY = (*DEMANDED_ONCE, *CANDIDATES_ONCE)
+# By the hardware, on all shapes.
+HARDWARE = (*DEMANDED, *CANDIDATES, *WITHIN, *REPORTED)
+# By code that a profiler patches into the kernels, on one shape, because that takes a hundred times as long:
+# instructions of each opcode, which have to be exact, too. The control has a leak that no other metric can see; that it
+# is seen shows that this one is alive.
+PATCHED = (OPCODES,)
+PATCHED_CONTROL = "swapped_opcodes"
+
+
+def is_per_opcode(metric: str) -> bool:
+    """Whether it comes as a total, and as METRIC:OPCODE."""
+    return metric.partition(":")[0].endswith("_per_opcode")
+
+
+def is_sum(metric: str) -> bool:
+    """Whether those of several kernels are added up."""
+    return metric.endswith(".sum") or is_per_opcode(metric)

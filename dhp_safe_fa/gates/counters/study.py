@@ -11,10 +11,10 @@ from statistics import median
 import numpy as np
 
 from .. import controls
-from .metrics import DEMANDED, DEMANDED_ONCE, INEXACT, MERGED, PERCENT, REPORTED, WITHIN
-from .ncu import Count
+from .counting import Count
+from .metrics import CANDIDATES, DEMANDED, MERGED, PATCHED, PERCENT, REPORTED, WITHIN
 
-# Of INEXACT, one that has its class's median in so many of the runs of a label is nearly exact. The other runs are
+# Of CANDIDATES, one that has its class's median in so many of the runs of a label is nearly exact. The other runs are
 # events too rare to bring many medians anywhere: they explain nothing. Where classes have fewer runs than SOME, pairs
 # are few, and a metric is also nearly exact that has one and the same value in MOSTLY of all runs.
 NEARLY = 0.75
@@ -30,7 +30,7 @@ class Study:
 
     Attributes:
         is_exact: the same in all runs of the same data.
-        is_nearly: of INEXACT, what is usual with the same data in NEARLY of their runs, or in MOSTLY of all.
+        is_nearly: of CANDIDATES, what is usual with the same data in NEARLY of their runs, or in MOSTLY of all.
         runs: of the class that has fewest.
         is_equal: the same in all runs.
         value: the median over the classes.
@@ -123,7 +123,7 @@ def study(counts: Iterable[Count]) -> dict[str, Study]:
         is_alike = sum(value == usual for value, usual in again) >= NEARLY * len(again)
         fewest = min(map(len, by_class.values()))
         is_mostly = fewest < SOME and max(Counter(everything).values()) >= MOSTLY * len(everything)
-        is_nearly = (is_alike or is_mostly) and base_of(metric) in INEXACT
+        is_nearly = (is_alike or is_mostly) and base_of(metric) in CANDIDATES
         within = max(max(values) - min(values) for values in by_class.values())
         repeats = tuple(len(values) for values in by_class.values())
         found[metric] = Study(
@@ -173,7 +173,7 @@ def _differs(metric: str, seen: Study, elsewhere: Mapping[str, float]) -> bool:
         merged_percent = max(MERGED * seen.aa_percent, elsewhere.get(metric + PERCENT, 0.0))
         is_more = seen.apart > merged or seen.classes_percent > merged_percent  # labels are of unlike sizes
         return seen.classes_percent > WITHIN[base] and is_more
-    if base in (*DEMANDED, *DEMANDED_ONCE):
+    if base in (*DEMANDED, *PATCHED):
         return not seen.is_equal
     if seen.runs >= MANY:
         return seen.p < _UNEXPLAINED
@@ -184,7 +184,7 @@ def findings(seen: dict[str, Study], elsewhere: Mapping[str, float]) -> dict[str
     """What speaks against a kernel on one label, by metric. elsewhere: see explained_elsewhere."""
     found = {}
     for metric, one in seen.items():
-        if base_of(metric) in (*DEMANDED, *DEMANDED_ONCE) and not one.is_exact:
+        if base_of(metric) in (*DEMANDED, *PATCHED) and not one.is_exact:
             found[metric] = f"{metric} varies by {one.aa_percent:.2g} % between runs of the same input"
         elif _differs(metric, one, elsewhere):
             found[metric] = _difference(metric, one)

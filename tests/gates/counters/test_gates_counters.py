@@ -11,13 +11,13 @@ from itertools import product
 
 import numpy as np
 import pytest
-from without_gpu import EXACT, RIGHT, WITHIN, right_controls
+from without_gpu import EXACT, RIGHT, WITHIN, counted_by, right_controls
 
 from dhp_safe_fa.gates import controls, inputs, tools
 from dhp_safe_fa.gates.counters import gate as counters
-from dhp_safe_fa.gates.counters import metrics, ncu, study
+from dhp_safe_fa.gates.counters import metrics, study
+from dhp_safe_fa.gates.counters.counting import Count, Request
 from dhp_safe_fa.gates.counters.looks import Settled
-from dhp_safe_fa.gates.counters.ncu import Count, Request
 from dhp_safe_fa.gates.inputs import Shape
 from dhp_safe_fa.gates.sass.listing import Program, parse_listing
 from dhp_safe_fa.gates.subjects import Subject
@@ -162,42 +162,23 @@ def test_noise_in_any_clean_twin_is_noise_in_all() -> None:
     assert first.problem == ""
 
 
-def planted_once(**leaks: float) -> list[Count]:
-    """Runs of all CONTROLS_ONCE: their leaks change their metrics to these values (for opcodes: the count of FADD)."""
-    found = []
-    for metric, name in metrics.CONTROLS_ONCE.items():
-        seen = f"{metric}:FADD" if metric == metrics.OPCODES else metric
-        found += counts(seen, ("zeros", 5), ("zeros", 5), ("ascending", leaks.get(name, 6)), name=name, label="leak")
-        found += counts(seen, *[(data, 5) for data in ("zeros", "zeros", "ascending")], name=name, label="clean")
-    return found
-
-
-def test_each_costly_metric_has_a_control_that_it_catches() -> None:
-    assert set(metrics.CONTROLS_ONCE) == {*metrics.DEMANDED_ONCE, *metrics.CANDIDATES_ONCE}
-    assert not any(outcome.problem for outcome in counters.judge_controls_once(planted_once()))
-    for metric, name in metrics.CONTROLS_ONCE.items():
-        wrong = [one for one in counters.judge_controls_once(planted_once(**{name: 5})) if one.problem]
-        assert [(one.name, one.problem) for one in wrong] == [(f"{name}: {metric}", "the planted leak was not seen")]
-
-
-def test_another_metric_does_not_speak_for_one_that_is_dead() -> None:
-    """Threads differ in this leak, too; that does not show that its own metric counts anything."""
+@pytest.mark.parametrize(
+    ("leak", "clean", "problem"), [(6, 5, ""), (5, 5, "the planted leak was not seen"), (6, 6, "clean twin failed")]
+)
+def test_the_control_of_patched_code_is_judged_by_its_opcodes(leak: float, clean: float, problem: str) -> None:
     runs = []
-    for count in planted_once(predicated_store=5):
-        others = {"smsp__sass_thread_inst_executed.sum": 7.0} if count.data == "ascending" else {}
-        values = (
-            {**count.values, **others} if (count.name, count.label) == ("predicated_store", "leak") else count.values
-        )
-        runs.append(replace(count, values=values))
-    wrong = [one.name for one in counters.judge_controls_once(runs) if one.problem]
-    assert wrong == ["predicated_store: l1tex__t_requests_pipe_lsu_mem_global_op_st.sum"]
+    for twin, value in (("leak", leak), ("clean", clean)):
+        of_twin = (("zeros", 5.0), ("zeros", 5.0), ("ascending", value))
+        runs += counts(f"{metrics.OPCODES}:FADD", *of_twin, name=metrics.PATCHED_CONTROL, label=twin)
+    outcome = counters.judge_patched(runs)
+    assert problem in outcome.problem and bool(outcome.problem) == bool(problem)
 
 
-def test_what_only_the_costly_metrics_see_is_not_asked_of_the_others() -> None:
-    for name in metrics.ONCE_ALONE:
-        (outcome,) = counters.judge_controls(planted(name, 5), {name: "caught"})
-        declared = controls.read_header(next(controls.SOURCES.rglob(f"{name}.cu"))).executing["counters"]
-        assert (outcome.problem, declared) == ("", controls.CAUGHT)
+def test_what_only_patched_code_sees_is_not_asked_of_the_hardware() -> None:
+    name = metrics.PATCHED_CONTROL
+    (outcome,) = counters.judge_controls(planted(name, 5), {name: "caught"})
+    declared = controls.read_header(next(controls.SOURCES.rglob(f"{name}.cu"))).executing["counters"]
+    assert (outcome.problem, declared) == ("", controls.CAUGHT)
 
 
 def ways(listing: Program, kernel: str) -> Iterator[list[str]]:
@@ -229,15 +210,18 @@ def test_a_control_without_runs_is_an_error() -> None:
         counters.judge_controls([], {"one": "caught"})
 
 
-def judged(often: Sequence[Count], once: Sequence[Count], outcomes: list[ControlOutcome] = RIGHT) -> GateResult:
-    return counters.judge_subject("attn", Settled(often), Settled(once), outcomes)
+def judged(often: Sequence[Count], patched: Sequence[Count], outcomes: list[ControlOutcome] = RIGHT) -> GateResult:
+    return counters.judge_subject("attn", Settled(often), patched, outcomes)
 
 
 def subject_runs(value: float) -> tuple[list[Count], list[Count]]:
     base = {metric: 5.0 for metric in (*metrics.DEMANDED, *metrics.CANDIDATES)}
-    often = [Count("attn", "shape", data, ("kernel",), dict(base)) for data in ("zeros", "zeros")]
-    often.append(Count("attn", "shape", "normal", ("kernel",), {**base, EXACT: value}))
-    return often, counts(metrics.TIME, ("zeros", 100), ("zeros", 102), ("normal", 110))
+    often = [
+        Count("attn", "shape", "zeros", ("kernel",), {**base, metrics.TIME: 100.0}),
+        Count("attn", "shape", "zeros", ("kernel",), {**base, metrics.TIME: 102.0}),
+        Count("attn", "shape", "normal", ("kernel",), {**base, metrics.TIME: 110.0, EXACT: value}),
+    ]
+    return often, counts(f"{metrics.OPCODES}:FFMA", ("zeros", 7), ("zeros", 7), ("normal", 7))
 
 
 @pytest.mark.parametrize(
@@ -280,7 +264,7 @@ def test_every_class_and_an_aa_pair_are_run() -> None:
     for extent in (counters.QUICK, counters.FULL):
         classes = tuple(inputs.CLASSES)
         assert set(extent.data(classes)) == set(classes)
-        for data in (extent.data(classes), extent.once(classes), extent.control_data, extent.control_data_once):
+        for data in (extent.data(classes), extent.data_patched(classes), extent.control_data, extent.control_patched):
             assert len(set(data)) < len(data)
 
 
@@ -296,10 +280,10 @@ def test_every_class_and_an_aa_pair_are_run() -> None:
 )
 def test_rare_events_hide_no_leak(off: dict[tuple[str, int], float], verdict: str) -> None:
     runs = [(data, number, 5.0 + off.get((data, number), 0.0)) for number in range(3) for data in inputs.CLASSES]
-    base = {metric: 5.0 for metric in (*metrics.DEMANDED, *metrics.CANDIDATES)}
+    base = {metric: 5.0 for metric in metrics.HARDWARE}
     often = [Count("attn", "shape", data, ("kernel",), {**base, EXACT: value}) for data, _, value in runs]
-    once = counts(metrics.TIME, ("zeros", 100), ("zeros", 102), ("normal", 110))
-    assert judged(often, once).verdict == verdict
+    _, patched = subject_runs(5)
+    assert judged(often, patched).verdict == verdict
 
 
 def test_the_kernels_of_a_call_are_counted_in_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -323,7 +307,7 @@ def test_the_kernels_of_a_call_are_counted_in_one(monkeypatch: pytest.MonkeyPatc
                 found.append(Count(name, "shape", chosen, ("kernel",), dict.fromkeys(request.metrics, value)))
         return found
 
-    monkeypatch.setattr(ncu, "measure", measure)
+    counted_by(monkeypatch, measure)
     some = [subject("fwd"), subject("dk", "dk dv"), subject("dv", "dk dv")]
     results = counters.run(some, True, lambda *_: None)
     assert [(result.subject, result.verdict) for result in results] == [("fwd", PASS), ("dk", PASS), ("dv", FAIL)]
@@ -331,39 +315,23 @@ def test_the_kernels_of_a_call_are_counted_in_one(monkeypatch: pytest.MonkeyPatc
         assert list(request.subjects) == ["fwd", "dk"] and request.parts == {"fwd": ("fwd",), "dk": ("dk", "dv")}
 
 
-@pytest.mark.parametrize("is_shipped", [True, False])
-def test_a_peers_launches_are_made_again(is_shipped: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Passes over the metrics are runs of everything only where every run launches the same."""
-    shape = Shape(1, 1, 1, 64, 64, 64, "float16", False)
-    subject = Subject("fwd", lambda *_: (), nullcontext, ("fwd",), (shape,), cubin_sha256="1f" * is_shipped)
-    right_controls(monkeypatch, {})
-    asked: list[Request] = []
-
-    def measure(request: Request, tell: Callable[[int, str], None]) -> list[Count]:
-        asked.append(request)
-        values = dict.fromkeys(request.metrics, 5.0)
-        return [Count("fwd", "shape", data, ("k",), values) for data in request.subjects["fwd"]]
-
-    monkeypatch.setattr(ncu, "measure", measure)
-    counters.run([subject], True, lambda *_: None)
-    assert [request.application_replay for request in asked] == [is_shipped, False]
-
-
 @pytest.mark.parametrize("quick", [True, False])
-def test_what_is_only_reported_is_not_counted_where_it_has_to_be_quick(
+def test_the_hardware_counts_on_all_shapes_and_patched_code_on_one(
     quick: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shape = Shape(1, 1, 1, 64, 64, 64, "float16", False)
-    subject = Subject("fwd", lambda *_: (), nullcontext, ("fwd",), (shape,), cubin_sha256="1f")
+    shapes = tuple(Shape(1, 1, 1, seqlen, seqlen, 64, "float16", False) for seqlen in (64, 65, 66, 67))
+    subject = Subject("fwd", lambda *_: (), nullcontext, ("fwd",), shapes, cubin_sha256="1f")
     right_controls(monkeypatch, {})
-    asked: list[tuple[str, ...]] = []
+    asked: list[tuple[tuple[str, ...], int]] = []
 
     def measure(request: Request, tell: Callable[[int, str], None]) -> list[Count]:
-        asked.append(request.metrics)
+        asked.append((request.metrics, request.shapes))
         values = dict.fromkeys(request.metrics, 5.0)
-        return [Count("fwd", "shape", data, ("k",), values) for data in request.subjects["fwd"]]
+        made = product(map(str, range(request.shapes)), request.subjects["fwd"])
+        return [Count("fwd", label, data, ("k",), values) for label, data in made]
 
-    monkeypatch.setattr(ncu, "measure", measure)
+    counted_by(monkeypatch, measure)
     (result,) = counters.run([subject], quick, lambda *_: None)
-    assert asked[0] == metrics.CHEAP and set(asked[1]) == {*metrics.COSTLY, *(() if quick else metrics.REPORTED)}
-    assert result.figures["time: classes (A/A)"] == ("not counted" if quick else "0.0 (0.0) %")
+    assert asked == [(metrics.HARDWARE, 2 if quick else 4), (metrics.PATCHED, 1)]
+    assert result.figures["time: classes (A/A)"] == "0.0 (0.0) %"
+    assert result.figures["shapes"] == asked[0][1] and list(result.figures["counted once"]) == ["0"]

@@ -10,13 +10,13 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from without_gpu import EXACT, WITHIN, right_controls
+from without_gpu import EXACT, RIGHT, WITHIN, counted_by, right_controls
 
 from dhp_safe_fa.gates import controls
 from dhp_safe_fa.gates.counters import gate as counters
 from dhp_safe_fa.gates.counters import looks as looks_again
-from dhp_safe_fa.gates.counters import metrics, ncu
-from dhp_safe_fa.gates.counters.ncu import Count, Request
+from dhp_safe_fa.gates.counters import metrics
+from dhp_safe_fa.gates.counters.counting import Count, Request
 from dhp_safe_fa.gates.inputs import Shape
 from dhp_safe_fa.gates.subjects import Subject
 from dhp_safe_fa.gates.verdict import FAIL, INVALID, PASS, GateResult
@@ -44,7 +44,7 @@ def test_a_rare_event_is_outvoted_and_a_leak_is_not(
     asked: list[Request] = []
 
     def measure(request: Request, tell: Callable[[int, str], None]) -> list[Count]:
-        if set(request.metrics) <= set(metrics.CHEAP):
+        if set(request.metrics) <= set(metrics.HARDWARE):
             asked.append(request)
         found = []
         for data in request.subjects["fwd"]:
@@ -52,7 +52,7 @@ def test_a_rare_event_is_outvoted_and_a_leak_is_not(
             found.append(Count("fwd", "shape", data, ("kernel",), values))
         return found
 
-    monkeypatch.setattr(ncu, "measure", measure)
+    counted_by(monkeypatch, measure)
     (result,) = counters.run([subject], True, lambda *_: None)
     looks = 1 if metric == metrics.INSTRUCTIONS else min(len(off), 2) + 1
     assert (result.verdict, len(asked), result.figures["looks"]) == (verdict, looks, looks)
@@ -69,7 +69,7 @@ def test_a_rare_event_is_outvoted_and_a_leak_is_not(
         assert Counter(asked[2].subjects["fwd"]) == dict.fromkeys(("zeros", "normal", off[2]), many)
 
 
-COSTLY = "smsp__sass_thread_inst_executed_pred_on.sum"
+REQUESTS = "l1tex__t_requests_pipe_lsu_mem_global_op_st.sum"
 Event = Callable[[int, str, str, int], float]  # look, shape, class, which run of it
 
 
@@ -96,7 +96,7 @@ def looked_at_with(
                 seen[data] += 1
         return found
 
-    monkeypatch.setattr(ncu, "measure", measure)
+    counted_by(monkeypatch, measure)
     (result,) = counters.run([Subject("fwd", lambda *_: (), nullcontext, ("fwd",), shapes)], True, lambda *_: None)
     return result
 
@@ -114,7 +114,7 @@ def looked_at_with(
     ids=["none", "another class is as far apart", "twice", "either way", "on one shape", "in a pair"],
 )
 @pytest.mark.parametrize("leak", [0, 1])
-@pytest.mark.parametrize("of", [EXACT, COSTLY])
+@pytest.mark.parametrize("of", [EXACT, REQUESTS])
 def test_events_hide_no_leak_and_are_none(of: str, event: Event, leak: int, monkeypatch: pytest.MonkeyPatch) -> None:
     def values(look: int, shape: str, data: str, run: int) -> float:
         return leak * (data == "large") + event(look, shape, data, run)
@@ -123,7 +123,7 @@ def test_events_hide_no_leak_and_are_none(of: str, event: Event, leak: int, monk
     assert result.verdict == (FAIL if leak else PASS), result.problems
 
 
-@pytest.mark.parametrize("of", [EXACT, COSTLY])
+@pytest.mark.parametrize("of", [EXACT, REQUESTS])
 @pytest.mark.parametrize("look", [1, 2, 3])
 def test_other_kernels_are_found_in_whichever_look(look: int, of: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Twice there are events, and the third look acquits."""
@@ -153,7 +153,7 @@ def test_only_where_a_metric_varies_it_is_counted_again(
     assert seen == {1: {"s0", "s1"}, 2: {*varies}}
 
 
-@pytest.mark.parametrize("of", [EXACT, COSTLY])
+@pytest.mark.parametrize("of", [EXACT, REQUESTS])
 @pytest.mark.parametrize("often", [0.02, 0.1, 0.25, 0.5])
 def test_an_event_is_no_finding_however_often_it_comes(often: float, of: str, monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(0)
@@ -185,7 +185,7 @@ def looked_at(times: int, values: Values, monkeypatch: pytest.MonkeyPatch) -> di
 
     def measure(request: Request, tell: Callable[[int, str], None]) -> list[Count]:
         nonlocal looks
-        looks += set(request.metrics) <= set(metrics.CHEAP)
+        looks += set(request.metrics) <= set(metrics.HARDWARE)
         found = []
         for data, name in product(request.subjects["dk"], ("dk", "dv")):
             told = {one: values(looks, name, data, one) for one in request.metrics}
@@ -193,7 +193,7 @@ def looked_at(times: int, values: Values, monkeypatch: pytest.MonkeyPatch) -> di
             found.append(Count(name, "shape", data, ("k",) if counted else ("other",), counted))
         return found
 
-    monkeypatch.setattr(ncu, "measure", measure)
+    counted_by(monkeypatch, measure)
     results = counters.run(some, True, lambda *_: None)
     assert looks == times
     return {result.subject: result for result in results}
@@ -275,7 +275,7 @@ def test_a_rare_event_in_a_control_makes_no_run_invalid(
     expected = {"loop_bound": controls.CAUGHT, "spin_loop": controls.CAUGHT, "clock_read": controls.BLIND}
     off = ("clock_read", "leak") if twin_off == "blind" else ("spin_loop", "clean")
     monkeypatch.setattr(controls, "load_controls", lambda tell: SimpleNamespace(expected_of=lambda gate: expected))
-    monkeypatch.setattr(counters, "judge_controls_once", lambda *_: [])
+    monkeypatch.setattr(counters, "judge_patched", lambda *_: RIGHT[0])
     asked: list[Request] = []
 
     def measure(request: Request, tell: Callable[[int, str], None]) -> list[Count]:
@@ -287,16 +287,16 @@ def test_a_rare_event_in_a_control_makes_no_run_invalid(
             is_caught = name == "loop_bound" or (name == "spin_loop" and (is_seen or len(asked) > 1))
             if is_caught and twin == "leak" and data == "ascending":
                 values[metrics.INSTRUCTIONS] = 600.0
-            is_off = (name, twin, data) == (*off, "large") and max(1, len(asked) - 1) <= comes  # 2: the costly metrics
+            is_off = (name, twin, data) == (*off, "large") and max(1, len(asked) - 1) <= comes  # 2: by patched code
             if is_off and metric in request.metrics:
                 values[metric] = 900.0
             found.append(Count(name, twin, data, ("k",), values))
         return found
 
-    monkeypatch.setattr(ncu, "measure", measure)
+    counted_by(monkeypatch, measure)
     (result,) = counters.run([subject], True, lambda *_: None)
     assert result.verdict == verdict
-    assert len(asked) == looks + 1  # and the costly metrics
+    assert len(asked) == looks + 1  # and by patched code
     for again, times in zip(asked[2:], looks_again.LOOKS_AGAIN, strict=False):
         assert again.controls == off[:1] and not again.subjects, "nobody else is counted again"
         assert result.figures["controls in doubt at first"] == {off[0]: [metric]}

@@ -28,6 +28,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
             return [GateResult(gate, name, PASS) for name in names]
 
         monkeypatch.setitem(sys.modules, f"dhp_safe_fa.gates.{gate}.gate", SimpleNamespace(run=run))
+
     def by_name(name: str) -> Any:
         return SimpleNamespace(name=name, why_not="it launches nothing" if name == "idle" else "")
 

@@ -243,9 +243,7 @@ def test_the_build_says_what_it_was_made_of() -> None:
     assert built == provenance.of_sources(provenance.ROOT), "the sources have changed since the build: make build"
 
 
-def test_controls_in_a_wheel_have_the_digest_of_their_sources(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_controls_in_a_wheel_have_the_digest_of_their_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if not provenance.CONTROLS.is_dir():
         pytest.skip("the sources of the controls are not here")
     in_checkout = provenance.of_controls()

@@ -91,7 +91,7 @@ def test_what_is_left(name: str, text: str, left: str, tmp_path: Path) -> None:
     [
         ("a.c", "int a;", "int  a;"),
         ("a.c", 's = "a//b";', 's = "a//c";'),
-        ("a.c", "s = '\\\''; // a\nint a;", "s = '\\\''; // a\nint b;"),
+        ("a.c", "s = '\\''; // a\nint a;", "s = '\\''; // a\nint b;"),
         ("a.c", "a /* x */ b", "ab"),
         ("a.c", "a //\nb", "a // b"),
         ("a.py", "if a:\n    b\n    c\n", "if a:\n    b\nc\n"),
