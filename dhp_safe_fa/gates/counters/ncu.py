@@ -98,8 +98,7 @@ def cause(log: str, errors: str, code: int) -> str:
 
 
 def _command(ncu: Path, metrics: Sequence[str], folder: Path) -> list[str]:
-    """Instances are printed, because opcodes are. Caches stay as they are: what code is executed with does not matter
-    to counts of instructions."""
+    """Instances are printed, because opcodes are. ncu leaves the caches alone: counted.py empties the L2."""
     # fmt: off
     return [
         str(ncu), "--clock-control", "none", "--profile-from-start", "off", "--nvtx", "--csv", "--page", "raw",
