@@ -176,11 +176,11 @@ def _looks(identical: int) -> tuple[Times, Times, Times]:
     return first, second[0], second[1:]
 
 
-def detectable(same: Sequence[Contrast], error: float, tests: int) -> float:
+def detectable(same: Sequence[Contrast], error: float, tests: int, least: float = 0.0) -> float:
     """The smallest effect that the whole procedure finds with a probability of at least POWER, in the times' unit.
 
-    An effect is found if in both looks it exceeds the first, strictest step of Holm's correction over all the tests and
-    the bound that identical classes set. Of the first look that bound is known; in the second one identical classes are
+    An effect is found if in both looks it exceeds the first, strictest step of Holm's correction over all the tests,
+    the bound that identical classes set, and `least`. Of the first look that bound is known; in the second one identical classes are
     drawn anew, around what the first one showed of them. Their noise is so counted twice, on the safe side: the
     true probability is 0.90 to 0.95 in the simulations of the tests.
 
@@ -188,11 +188,12 @@ def detectable(same: Sequence[Contrast], error: float, tests: int) -> float:
         same: identical classes in the first look.
         error: the largest standard error among all classes, identical or not, of the first look.
         tests: how many classes are tested together.
+        least: an effect of this size or less is never found.
     """
     first, second, identical = _looks(len(same))
     critical = NormalDist().inv_cdf(1 - ALPHA / (2 * tests)) * error
     around = np.array([[one.effect] for one in same]) + error * identical
     bound_again = np.abs(around).max(axis=0) + Z_99 * error
-    needed_first = max(critical, upper_bound(same)) - error * first
-    needed_second = np.maximum(critical, bound_again) - error * second
+    needed_first = max(critical, upper_bound(same), least) - error * first
+    needed_second = np.maximum(max(critical, least), bound_again) - error * second
     return float(np.quantile(np.maximum(needed_first, needed_second), POWER))

@@ -21,7 +21,7 @@ from dhp_safe_fa.gates.timing import gate as timing
 from dhp_safe_fa.gates.timing import inputs as timing_inputs
 from dhp_safe_fa.gates.timing.clock import Job, Sample
 from dhp_safe_fa.gates.timing.inputs import MATCHED, REFERENCE, SAME
-from dhp_safe_fa.gates.timing.judge import Judged, Study, judge
+from dhp_safe_fa.gates.timing.judge import LEAST_CYCLES, Judged, Study, judge
 from dhp_safe_fa.gates.tools import NotRun
 from dhp_safe_fa.gates.verdict import FAIL, INVALID, PASS, ControlOutcome, GateResult
 
@@ -128,6 +128,19 @@ def test_identical_inputs_that_differ_are_no_verdict() -> None:
 def test_less_than_identical_inputs_differ_by_is_no_difference() -> None:
     one = judged(clock({"same 2": 150.0, "ascending": 100.0}))
     assert "ascending" not in one.differences
+
+
+@pytest.mark.parametrize(
+    ("cycles", "invalid", "differences"), [(6.0, [], []), (-6.0, [], []), (12.0, ["same 1"], ["ascending"])]
+)
+def test_what_another_address_may_do_is_no_difference(
+    cycles: float, invalid: list[str], differences: list[str]
+) -> None:
+    """However little noise there is."""
+    least = 100 * LEAST_CYCLES / CYCLES
+    assert judged(clock({"same 1": cycles}, noise=1.0)).invalid == invalid
+    one = judged(clock({"ascending": cycles}, noise=1.0))
+    assert one.differences == differences and least < one.detectable_percent < 1.5 * least
 
 
 def test_a_lower_clock_is_told_from_more_cycles() -> None:
