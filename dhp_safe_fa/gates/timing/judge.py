@@ -86,8 +86,8 @@ class Contrasts:
         return detectable(self.identical, noise, tests, self.least) + by_clock
 
     def outstanding(self) -> list[str]:
-        """Classes that differ significantly and by more than `least`; of those that are not identical, also by more than
-        identical ones do, beside what their clock may explain."""
+        """Classes that differ significantly, and by more than `least`; of those that are not identical, also by more
+        than identical ones do, beside what their clock may explain."""
         bound = max(self.least, upper_bound(self.identical))
 
         def is_more(name: str, effect: float) -> bool:
@@ -238,8 +238,9 @@ def judge(
     """Measure all studies, correct for the number of tests among them, and measure again where something was found.
 
     A difference is what is found twice: in the multiprocessor's cycles, corrected p below ALPHA, effect above the bound
-    of identical classes and LEAST_CYCLES, and beyond what the class's clock may explain, and the same sign. So the chance to report one
-    where there is none is far below ALPHA, and what is twice the detectable effect is practically never missed.
+    of identical classes and LEAST_CYCLES, and beyond what the class's clock may explain, and the same sign. So the
+    chance to report one where there is none is far below ALPHA, and what is twice the detectable effect is practically
+    never missed.
     Differences in nanoseconds alone come from the clock's frequency, which follows the power that is drawn; they are
     reported as such.
 
