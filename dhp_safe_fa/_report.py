@@ -28,6 +28,8 @@ def describe(query: Tensor, key: Tensor, backend: str, reason: str | None) -> Ca
 
 
 def _sizes(tensor: Tensor) -> tuple[Any, ...]:
+    if tensor.is_nested and tensor.layout == torch.strided:  # it has no shape, which a jagged one has
+        return (tensor.size(0), *["?"] * (tensor.dim() - 1))
     return tuple(size if isinstance(size, int) else str(size) for size in tensor.shape)
 
 
@@ -37,11 +39,11 @@ def choice_of_torch(query: Tensor, key: Tensor, others: tuple[Any, ...]) -> str:
 
     if not others:
         return "torch"
-    if key.dim() > 2 and key.shape[-3] == 0:
+    if not key.is_nested and key.dim() > 2 and key.shape[-3] == 0:
         return "none"  # torch divides by the number of key heads, and the process ends
     value, attn_mask, dropout_p, is_causal, scale, enable_gqa = others
     device = query.device.type
-    if torch.is_autocast_enabled(device):
+    if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
         dtype = torch.get_autocast_dtype(device)
         query, key, value = (t.to(dtype) if t.is_floating_point() else t for t in (query, key, value))
     try:

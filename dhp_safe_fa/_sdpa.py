@@ -62,7 +62,7 @@ def sdpa(
     Raises:
         RuntimeError: names the argument, what was given, what is supported and what to use instead.
     """
-    reason = _wrong_type(query, key, value, attn_mask, dropout_p, is_causal, scale)
+    reason = _wrong_type(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
     reason = reason or why_not(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
     if reason is not None:
         raise RuntimeError(f"dhp_safe_fa.sdpa: {reason}")
@@ -91,6 +91,7 @@ def _wrong_type(
     dropout_p: object,
     is_causal: object,
     scale: object,
+    enable_gqa: object,
 ) -> str | None:
     """What torch's own function asks of its arguments before anything else."""
     for name, tensor in (("query", query), ("key", key), ("value", value)):
@@ -100,8 +101,9 @@ def _wrong_type(
         return f"attn_mask: {type(attn_mask).__name__}; supported: None"
     if not isinstance(dropout_p, NUMBERS):
         return f"dropout_p: {shown(dropout_p)}; supported: 0"
-    if not isinstance(is_causal, bool):
-        return f"is_causal: {shown(is_causal)}; supported: True or False"
+    for name, flag in (("is_causal", is_causal), ("enable_gqa", enable_gqa)):
+        if not isinstance(flag, bool):
+            return f"{name}: {shown(flag)}; supported: True or False"
     if loses_gradient(scale):
         return "scale: a tensor that requires a gradient; supported: None, or a number, which has none"
     if scale is not None and not is_number(scale):
@@ -164,13 +166,15 @@ def _wrong_place(query: Tensor, key: Tensor, value: Tensor) -> str | None:
     if query.layout != torch.strided or key.layout != torch.strided or value.layout != torch.strided:
         return "query, key, value: a sparse tensor; supported: strided tensors"
     dtypes = [query.dtype, key.dtype, value.dtype]
-    if torch.is_autocast_enabled(on):
+    if on != "meta" and torch.is_autocast_enabled(on):  # which does not know of meta
         dtypes = [torch.get_autocast_dtype(on) if dtype in AUTOCAST else dtype for dtype in dtypes]
     if dtypes[1] != dtypes[0] or dtypes[2] != dtypes[0]:
         return f"dtype: query {query.dtype}, key {key.dtype}, value {value.dtype}; they must agree"
     if dtypes[0] not in DTYPES or (on == "cuda" and dtypes[0] not in HALVES):
         return f"dtype: {dtypes[0]} on {on}; supported: float16, bfloat16, and on CPU float32 and float64"
-    head_dim = query.shape[-1] if query.dim() else 0
+    if not query.dim():
+        return None  # as its shape will say
+    head_dim = query.shape[-1]
     if on == "cuda":
         gpu = unsupported_gpu(query.device)
         if gpu is not None:

@@ -70,6 +70,6 @@ def _wrong_tensor(value: object, shape: str, or_none: str) -> str:
     if value.is_nested:
         return "a nested tensor; supported: strided tensors, one call for each length"
     if value.layout != torch.strided or value.is_quantized:
-        kind = "quantized" if value.is_quantized else "sparse"
+        kind = "quantized" if value.is_quantized else str(value.layout).removeprefix("torch.").replace("_", " ").strip()
         return f"a {kind} tensor; supported: strided tensors of floating-point numbers"
     return ""

@@ -214,6 +214,8 @@ def _run(args: argparse.Namespace, direction: Direction) -> Report | None:
     if missing:
         notes.append(f"not run: everything on CUDA ({missing})")
     if args.list:
+        if args.json:
+            raise UsageError(f"--list: given with --json {args.json}; it measures nothing that could be stored")
         print("\n".join([*(c.label for c in cases), f"candidates: {', '.join(c.name for c in everybody)}", *notes]))
         return None
     generator = torch.Generator(device)

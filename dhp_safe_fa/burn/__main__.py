@@ -137,6 +137,8 @@ def _iterate(args: argparse.Namespace) -> int:
 def _look(args: argparse.Namespace, log: file.Log) -> None:
     """The commands that read the log. LogError or ValueError with one sentence."""
     console = tables.make_console()
+    if args.command == "log" and args.milestones and args.name:
+        raise ValueError(f"--milestones: given with an iteration ({args.name}), of which `log {args.name}` says all")
     if args.command == "log" and args.milestones:
         tables.show_milestones(log.records, console)
     elif args.command == "log" and args.name:

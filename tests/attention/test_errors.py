@@ -342,7 +342,7 @@ def test_lengths_of_another_type() -> None:
 def test_tensors_of_another_layout() -> None:
     q = torch.randn(1, 2, 5, 8)
     nested = torch.nested.nested_tensor([q[0], q[0]], layout=torch.jagged)
-    for given, kind in ((q.to_sparse(), "sparse"), (nested, "nested")):
+    for given, kind in ((q.to_sparse(), "sparse coo"), (q.to_mkldnn(), "mkldnn"), (nested, "nested")):
         with pytest.raises(RuntimeError, match=f"dhp::attention: q: a {kind} tensor; supported: strided tensors"):
             dhp_safe_fa.attention(given, q, q)
 

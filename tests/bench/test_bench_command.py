@@ -72,6 +72,7 @@ def test_command_lists_without_measuring(capsys: pytest.CaptureFixture[str]) -> 
     [
         (["--shapes", "stop"], "'stop' is neither start or sweep or odd or anchors or sustained nor a shape"),
         (["--shapes", "1,8/3,5,16"], "8 heads are no multiple of 3 key heads"),
+        (["--list", "--json", "some.json"], "--list: given with --json some.json; it measures nothing"),
         (["--shapes", "1,2,3"], "is not four positive numbers"),
         (["--shapes", "1,2,3,8:half"], "'half' is neither a mask"),
         (["--shapes", "1,2,3,8:window5"], "--forms also takes windowKEYS"),

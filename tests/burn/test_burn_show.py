@@ -129,6 +129,10 @@ def test_an_empty_log(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert "there are: the log is empty" in refused(empty, capsys, "log", "x")
 
 
+def test_milestones_are_of_no_iteration(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "--milestones: given with an iteration (x)" in refused(path, capsys, "log", "--milestones", "x")
+
+
 def test_a_log_that_is_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     wrong = tmp_path / "wrong.jsonl"
     wrong.write_text("{}\n")

@@ -217,6 +217,17 @@ def test_the_file_alone_says_what_holds(package: Path) -> None:
     assert states == {"first": verify.HOLDS, "second": verify.BROKEN}
 
 
+@pytest.mark.parametrize("option", ["--json", "--verify"])
+def test_a_reader_who_leaves_is_no_error(option: str) -> None:
+    """As `head` does: what is written after it is nobody's."""
+    read, write = os.pipe()
+    os.close(read)
+    command = [sys.executable, "-m", "dhp_safe_fa", option]
+    result = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, text=True)
+    os.close(write)
+    assert (result.returncode, result.stderr) == (2, "")
+
+
 def test_this_build_holds(capsys: pytest.CaptureFixture[str]) -> None:
     assert report.main(["--verify", "--json"]) == 0, capsys.readouterr().out
     checks = json.loads(capsys.readouterr().out)["checks"]

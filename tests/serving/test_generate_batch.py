@@ -166,6 +166,15 @@ def test_windows_over_segments(rng: torch.Generator, device: str, kept: int) -> 
         assert same_bits(out.transpose(0, 1), want[0, :, first : first + chunk])
 
 
+@pytest.mark.parametrize("model", [torch.nn.Linear(2, 2), None], ids=["a layer", "None"])
+def test_what_is_no_model_is_not_served(model: Any) -> None:
+    with (
+        pytest.raises(ValueError, match=r"a (Linear|NoneType) to serve; supported: a model of transformers"),
+        serving(model),
+    ):
+        pass
+
+
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64], ids=str)
 def test_keys_begin_at_tiles_of_cuda(dtype: torch.dtype) -> None:
     """Three requests, at positions 150, 5 and 300, with 21, 6 and 40 keys in the cache and behind it."""

@@ -180,10 +180,11 @@ def test_gradients(name: str, rng: torch.Generator, counted: list[str]) -> None:
         ([0, 5, 9], {}, r"begin and end at \[0, 5, 9\]; supported: ascending, from 0 to all 10"),
         ([0, 7, 5, 10], {}, "supported: ascending"),
         ([0, 5, 10], {"cu_seq_lens_k": torch.tensor([0, 6, 10])}, "cu_seq_lens_k differs"),
+        ([0, 5, 10], {"cu_seq_lens_k": [0, 5, 10]}, r"cu_seq_lens_k: list; expected a tensor \[sequences \+ 1\]"),
         ([0, 5, 10], {"position_ids": positions([[4, 6]])}, r"is \[0, 5, 10\], but by position_ids it is \[0, 4, 10\]"),
         ([0, 5, 10], {"attention_mask": torch.tensor([[0] + [1] * 9])}, "with padding or a cache"),
     ],
-    ids=["short", "descending", "keys", "positions", "padding"],
+    ids=["short", "descending", "keys", "no tensor", "positions", "padding"],
 )
 def test_lengths_that_are_refused(
     lengths: list[int], options: dict[str, Any], words: str, rng: torch.Generator

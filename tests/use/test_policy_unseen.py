@@ -264,6 +264,20 @@ def test_nested_tensors(q: Tensor) -> None:
         refused(lambda: attend(nested), "nested tensor")
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors", "ignore:dhp_safe_fa.policy")
+def test_nested_tensors_without_a_shape() -> None:
+    """torch serves them where a policy does not refuse; of their sizes only the batch is known."""
+    nested = torch.nested.nested_tensor([torch.randn(2, length, 16) for length in (4, 6)])
+    want = attend(nested).unbind()
+    for name in ("audit", "hybrid"):
+        with dhp_safe_fa.policy(name) as policy:
+            assert all(map(torch.equal, attend(nested).unbind(), want))
+        (call,) = policy.calls
+        assert call.query == call.key == (2, "?", "?", "?") and "nested tensor" in str(call.reason)
+    with dhp_safe_fa.policy("secure"):
+        refused(lambda: attend(nested), "nested tensor")
+
+
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
 def test_control_flow(q: Tensor, compiled: bool) -> None:
     def branches(q: Tensor) -> Tensor:

@@ -136,6 +136,8 @@ REFUSED: dict[str, tuple[Any, Any, dict[str, Any], str]] = {
     "mask_in_a_list": (Q, Q, {"attn_mask": [1]}, "attn_mask: list; supported: None"),
     "no_dropout_p": (Q, Q, {"dropout_p": None}, "dropout_p: None; supported: 0"),
     "no_is_causal": (Q, Q, {"is_causal": None}, "is_causal: None; supported: True or False"),
+    "no_enable_gqa": (Q, Q, {"enable_gqa": "no"}, "enable_gqa: 'no'; supported: True or False"),
+    "rank_0": ((), (), {}, "rank 0 and 0; supported: equal, at least 2"),
     "scale_in_words": (Q, Q, {"scale": "x"}, "scale: 'x'; supported: None, or a number"),
 }
 
@@ -217,6 +219,17 @@ def test_layouts() -> None:
     jagged = torch.nested.nested_tensor([torch.zeros(4, 5, 64), torch.zeros(4, 7, 64)], layout=torch.jagged)
     with pytest.raises(RuntimeError, match="nested"):
         dhp_safe_fa.sdpa(jagged, jagged, jagged)
+
+
+def test_on_meta() -> None:
+    """Where autocast is not known."""
+    q = torch.empty(Q, device="meta")
+    assert dhp_safe_fa.sdpa(q, q, q).shape == q.shape
+    for name in ("audit", "hybrid", "secure"):
+        with dhp_safe_fa.policy(name) as policy:
+            assert F.scaled_dot_product_attention(q, q, q).is_meta
+        (call,) = policy.calls
+        assert (call.device, call.reason) == ("meta", None)
 
 
 def test_gradients(target: Target, rng: torch.Generator) -> None:

@@ -332,6 +332,11 @@ def test_padding_in_one_graph_is_refused(rng: torch.Generator) -> None:
     torch.compiler.reset()
 
 
+def test_a_model_is_not_exported(rng: torch.Generator) -> None:
+    with pytest.raises(Exception, match=r"torch\.export of a model"):
+        torch.export.export(small(rng), (tokens(rng, CPU, 1, 5),), {"use_cache": False})
+
+
 @pytest.mark.parametrize("name", ["Bloom", "Mpt"])
 def test_models_that_compute_with_the_mask_are_refused(name: str, rng: torch.Generator) -> None:
     """They add a bias to it, and know no attention but their own."""

@@ -32,7 +32,7 @@ def show_log(records: Sequence[Record], quoted: Sequence[Quoted], console: Conso
     table = Table(
         caption="TFLOP/s, × best peer: geometric means over the iteration's own shapes (compare: two, shape by shape)\n"
         f"gates: {', '.join(registry.NAMES)}; green passed, red failed, yellow gave no verdict, a dot was not run\n"
-        "iteration: the name that its author gave it; `log NAME` says what was changed and why\n"
+        "iteration: the name that its author gave it; `log NAME` says what was changed and why (not of orig. rows)\n"
         "stored-COMMIT: that commit's stored benchmark result, imported: it did not go through the loop\n"
         f"orig.: reported by {milestones.ORIGINAL},\n"
         f"at {CASE}; nothing of it was measured here, and `log --milestones` says what its numbers mean"

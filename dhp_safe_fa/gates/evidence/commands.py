@@ -66,7 +66,11 @@ def status_command(arguments: argparse.Namespace, out: Console) -> int:
             known = evidence.load(path) if path else None
         except ValueError as error:
             raise writer.Refused(str(error)) from error
-        write_whole(contracts.rewrite(text, known, evidence.held(), provenance.here()), arguments.write)
+        try:
+            corrected = contracts.rewrite(text, known, evidence.held(), provenance.here())
+        except ValueError as error:
+            raise writer.Refused(f"--write {arguments.write}: {error}") from error
+        write_whole(corrected, arguments.write)
     return _EXIT[status.state]
 
 

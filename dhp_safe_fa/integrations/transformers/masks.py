@@ -113,6 +113,8 @@ def pattern_of(
         return Pattern(mask_function is causal_mask_function)
     if local_size is not None and (allow_is_causal_skip or allow_is_bidirectional_skip):
         return Pattern(allow_is_causal_skip, local_size)
+    if torch.compiler.is_exporting():
+        refuse("torch.export of a model, which takes every call for packed; supported: torch.compile")
     if torch.compiler.is_compiling():  # which cannot look into a function
         refuse(
             "packed sequences or a custom mask under torch.compile, where transformers takes every call without a "

@@ -52,6 +52,8 @@ def serving(model: PreTrainedModel) -> Iterator[PreTrainedModel]:
     Raises:
         ValueError: another model. What the requests ask for and is not served is in their results, as their error.
     """
+    if not hasattr(getattr(model, "config", None), "_attn_implementation"):
+        refuse(f"a {type(model).__name__} to serve; supported: a model of transformers")
     config = model.config
     if config._attn_implementation != NAME:
         refuse(f"the model has attn_implementation={config._attn_implementation!r}; load it with {NAME!r} to serve it")

@@ -279,6 +279,15 @@ def test_command_writes_the_readme(stored: Path, tmp_path: Path) -> None:
     assert rows(readme.read_text())["C1"] == "PASS (2 of 2)"
 
 
+def test_command_says_what_the_readme_lacks(stored: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    stored.write_text(json.dumps(some_content()))
+    other = tmp_path / "LICENSE"
+    other.write_text("a licence")
+    assert cli.main(["status", "--write", str(other)]) == 2
+    assert f"--write {other}: there are no lines {contracts.BEGIN} and {contracts.END}" in capsys.readouterr().err
+    assert other.read_text() == "a licence"
+
+
 def test_readme_says_what_the_evidence_says() -> None:
     """For this build's cubins if the evidence's nvcc made them, else for those that the evidence names."""
     path = evidence.find()
