@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from dhp_safe_fa._operator import autocast
+
 WIDTH = 160  # columns; reasons wrap
 
 
@@ -42,9 +44,7 @@ def choice_of_torch(query: Tensor, key: Tensor, others: tuple[Any, ...]) -> str:
     if not key.is_nested and key.dim() > 2 and key.shape[-3] == 0:
         return "none"  # torch divides by the number of key heads, and the process ends
     value, attn_mask, dropout_p, is_causal, scale, enable_gqa = others
-    device = query.device.type
-    if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
-        dtype = torch.get_autocast_dtype(device)
+    if (dtype := autocast.dtype_on(query.device.type)) is not None:
         query, key, value = (t.to(dtype) if t.is_floating_point() else t for t in (query, key, value))
     try:
         choice = torch._fused_sdp_choice(

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from dhp_safe_fa import _inspect
+from dhp_safe_fa._operator import autocast
 from dhp_safe_fa._operator.scalars import in_words, is_number, loses_gradient, shown
 from dhp_safe_fa._operator.schema import (
     AUTOCAST,
@@ -166,8 +167,8 @@ def _wrong_place(query: Tensor, key: Tensor, value: Tensor) -> str | None:
     if query.layout != torch.strided or key.layout != torch.strided or value.layout != torch.strided:
         return "query, key, value: a sparse tensor; supported: strided tensors"
     dtypes = [query.dtype, key.dtype, value.dtype]
-    if on != "meta" and torch.is_autocast_enabled(on):  # which does not know of meta
-        dtypes = [torch.get_autocast_dtype(on) if dtype in AUTOCAST else dtype for dtype in dtypes]
+    if (cast_to := autocast.dtype_on(on)) is not None:
+        dtypes = [cast_to if dtype in AUTOCAST else dtype for dtype in dtypes]
     if dtypes[1] != dtypes[0] or dtypes[2] != dtypes[0]:
         return f"dtype: query {query.dtype}, key {key.dtype}, value {value.dtype}; they must agree"
     if dtypes[0] not in DTYPES or (on == "cuda" and dtypes[0] not in HALVES):

@@ -10,6 +10,13 @@ from torch import Tensor
 from dhp_safe_fa._operator.schema import AUTOCAST, LIBRARY, OPERATORS, VARLEN
 
 
+def dtype_on(device_type: str) -> torch.dtype | None:
+    """What autocast casts to on such devices; None where it is off, or not known, as on meta."""
+    if torch.amp.is_autocast_available(device_type) and torch.is_autocast_enabled(device_type):
+        return torch.get_autocast_dtype(device_type)
+    return None
+
+
 def _rule(name: str, device_type: str) -> Callable[..., object]:
     operator = getattr(torch.ops.dhp, name)
 

@@ -7,11 +7,10 @@ from functools import partial
 from numbers import Integral, Real
 from typing import NamedTuple, get_args
 
-import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from dhp_safe_fa._operator import fake
+from dhp_safe_fa._operator import autocast, fake
 from dhp_safe_fa._operator.scalars import wrong_flag
 from dhp_safe_fa._operator.schema import AUTOCAST
 from dhp_safe_fa._ops import Alignment
@@ -112,9 +111,8 @@ def _local(call: str, shape: str, **tensors: Tensor) -> list[Tensor]:
     _check_tensors(call, shape, **tensors)
     found = []
     for tensor in tensors.values():
-        on = tensor.device.type
-        cast = torch.is_autocast_enabled(on) and tensor.dtype in AUTOCAST
-        found.append(tensor.to(torch.get_autocast_dtype(on)) if cast else tensor)
+        dtype = autocast.dtype_on(tensor.device.type)
+        found.append(tensor.to(dtype) if dtype is not None and tensor.dtype in AUTOCAST else tensor)
     return found
 
 

@@ -104,7 +104,7 @@ def _without_mask(
 
 def _with_lengths(visible: VisibleKeys, cu_seq_lens_q: Tensor, cu_seq_lens_k: Tensor | None) -> VisibleKeys:
     for name, lengths in (("cu_seq_lens_q", cu_seq_lens_q), ("cu_seq_lens_k", cu_seq_lens_k)):
-        if not isinstance(lengths, Tensor) and not (lengths is None and name == "cu_seq_lens_k"):
+        if lengths is not None and not isinstance(lengths, Tensor):
             refuse(f"{name}: {type(lengths).__name__}; expected a tensor [sequences + 1] of whole numbers")
     if visible.sequences is not None or visible.queries != visible.keys:
         refuse("packed sequences (cu_seq_lens_q) with padding or a cache; supported: with neither")
