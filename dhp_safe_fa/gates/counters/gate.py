@@ -7,12 +7,12 @@ runs of four, the medians have to be equal; of others they may lie no farther ap
 explains. Where classes differ in none but such metrics, these are counted again, in more runs, and judged by those
 alone: what chance did to one run is then outvoted, and what data do comes again; twice at most. So are controls whose
 clean twin differs so. Bytes, cache traffic and time are reported, their spread over the classes beside their spread in
-A/A. The hardware counts on all shapes (hardware.py), patched code each opcode on one (ncu.py).
+A/A. The hardware counts on all shapes (hardware.py), patched code each opcode, and its guards, on one (ncu.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -22,8 +22,19 @@ from ..verdict import ControlOutcome, GateResult, Progress, conclude
 from . import hardware, ncu
 from .counting import Count, Request
 from .looks import Settled, without_doubt
-from .metrics import HARDWARE, INSTRUCTIONS, PATCHED, PATCHED_CONTROL, REGISTERS, REPORTED, TIME, WITHIN
-from .study import Study, base_of, by_label, by_twin, explained_elsewhere, findings, study
+from .metrics import (
+    ALIVE,
+    HARDWARE,
+    INSTRUCTIONS,
+    PATCHED,
+    PATCHED_CONTROLS,
+    REGISTERS,
+    TIME,
+    WITHIN,
+    base_of,
+    is_reported,
+)
+from .study import Study, by_label, by_twin, explained_elsewhere, findings, study
 
 GATE = "counters"
 
@@ -37,8 +48,9 @@ class Extent:
         repeats: of every class of a subject's inputs, for each shape.
         again: classes that are run once more.
         control_data: of ``inputs.planted_secrets``, for each control.
-        patched: for the one shape on which patched code counts; empty for every class twice.
-        control_patched: the same, for its control.
+        patched: for the one shape on which patched code counts; empty for every class, and `patched_again` once more.
+        patched_again: see there.
+        control_patched: the same, for its controls.
     """
 
     shapes: int
@@ -46,6 +58,7 @@ class Extent:
     again: tuple[str, ...]
     control_data: tuple[str, ...]
     patched: tuple[str, ...]
+    patched_again: tuple[str, ...]
     control_patched: tuple[str, ...]
 
     def data(self, classes: tuple[str, ...]) -> tuple[str, ...]:
@@ -54,7 +67,7 @@ class Extent:
 
     def data_patched(self, classes: tuple[str, ...]) -> tuple[str, ...]:
         """For its one shape with patched code."""
-        return self.patched or classes * 2
+        return (*(self.patched or classes), *self.patched_again)
 
 
 QUICK = Extent(
@@ -62,7 +75,8 @@ QUICK = Extent(
     repeats=1,
     again=("zeros", "normal", "NaN rows"),
     control_data=("zeros", "ascending", "large", "NaN", "zeros"),
-    patched=("zeros", "normal", "large", "NaN rows") * 2,
+    patched=("zeros", "normal", "large", "NaN rows"),
+    patched_again=("zeros", "normal", "large", "NaN rows"),
     control_patched=("zeros", "ascending", "NaN", "zeros"),
 )
 FULL = Extent(
@@ -71,25 +85,33 @@ FULL = Extent(
     again=(),
     control_data=("zeros", "normal", "large", "ascending", "descending", "denormals", "NaN", "zeros", "normal"),
     patched=(),
+    patched_again=("zeros", "normal", "NaN rows"),
     control_patched=("zeros", "ascending", "NaN") * 2,
 )
 
 
-def judge_controls(counts: Sequence[Count], expected: dict[str, str]) -> list[ControlOutcome]:
-    """What the hardware counted of each control; of PATCHED_CONTROL it need not see anything."""
-    outcomes = []
-    for name, said in by_twin(counts, expected).items():
-        leak, clean = ("; ".join(list(said[twin].values())[:2]) for twin in controls.TWINS)
-        expects = controls.MAY if name == PATCHED_CONTROL else expected[name]
-        outcomes.append(controls.judge_executed(name, expects, leak, clean))
-    return outcomes
+def judge_controls(
+    counts: Sequence[Count], patched: Sequence[Count], expected: Mapping[str, str]
+) -> list[ControlOutcome]:
+    """What was counted of each control, by the hardware and by patched code; then, for each metric that has a leak of
+    its own, whether it has seen that."""
+    said = by_twin(counts, expected)
+    for name, twins in by_twin(patched, _patched_of(expected)).items():
+        said[name] = {twin: {**said[name][twin], **found} for twin, found in twins.items()}
+
+    def judge(name: str, expects: str, metric: str = "") -> ControlOutcome:
+        texts = (
+            [text for of, text in said[name][twin].items() if metric in ("", base_of(of))] for twin in controls.TWINS
+        )
+        leak, clean = ("; ".join(some[:2]) for some in texts)
+        return controls.judge_executed(f"{name}: {metric}" if metric else name, expects, leak, clean)
+
+    outcomes = [judge(name, expects) for name, expects in expected.items()]
+    return outcomes + [judge(name, controls.CAUGHT, metric) for metric, name in ALIVE.items() if name in expected]
 
 
-def judge_patched(counts: Sequence[Count]) -> ControlOutcome:
-    """What patched code counted of PATCHED_CONTROL."""
-    said = by_twin(counts, (PATCHED_CONTROL,))[PATCHED_CONTROL]
-    leak, clean = ("; ".join(list(said[twin].values())[:2]) for twin in controls.TWINS)
-    return controls.judge_executed(f"{PATCHED_CONTROL}: {', '.join(PATCHED)}", controls.CAUGHT, leak, clean)
+def _patched_of(expected: Mapping[str, str]) -> tuple[str, ...]:
+    return tuple(name for name in PATCHED_CONTROLS if name in expected)
 
 
 def _other_kernels(runs: Sequence[Count]) -> list[str]:
@@ -111,7 +133,8 @@ def judge_subject(name: str, often: Settled, patched: Sequence[Count], outcomes:
     problems += [f"{label}: {text}" for label, some in runs for text in _other_kernels(some)]
     idle = [label for label, seen in shapes.items() if not seen[INSTRUCTIONS].value]
     problems += [f"{label}: no instruction was counted" for label in idle]
-    gated = {metric for _, seen in studies for metric in seen if base_of(metric) not in (*REPORTED, *WITHIN)}
+    judged = {metric for _, seen in studies for metric in seen if not is_reported(metric)}
+    gated = {metric for metric in judged if base_of(metric) not in WITHIN}
     noisy = {metric for _, seen in studies for metric in gated & set(seen) if not seen[metric].is_exact}
     first = next(iter(shapes.values()))
     figures: dict[str, Any] = {
@@ -160,10 +183,10 @@ def run(subjects: list[Subject], quick: bool, progress: Progress) -> list[GateRe
     data = {name: extent.data(call.classes) for name, call in calls.items()}
     for_all = Request(HARDWARE, data, shapes, tuple(expected), extent.control_data, parts)
     once = {name: extent.data_patched(call.classes) for name, call in calls.items()}
-    for_one = Request(PATCHED, once, 1, (PATCHED_CONTROL,), extent.control_patched, parts)
+    for_one = Request(PATCHED, once, 1, _patched_of(expected), extent.control_patched, parts)
     total = for_all.calls + for_one.calls
     seen = hardware.measure(for_all, lambda done, what: progress(what, done, total))
     patched = ncu.measure(for_one, lambda done, what: progress(what, for_all.calls + done, total))
     often = without_doubt(seen, for_all, expected, progress)
-    outcomes = [*judge_controls(often.counts, expected), judge_patched(patched)]
+    outcomes = judge_controls(often.counts, patched, expected)
     return [judge_subject(one.name, often, patched, outcomes) for one in subjects]

@@ -12,7 +12,7 @@ import numpy as np
 
 from .. import controls
 from .counting import Count
-from .metrics import CANDIDATES, DEMANDED, MERGED, PATCHED, PERCENT, REPORTED, WITHIN
+from .metrics import CANDIDATES, DEMANDED, MERGED, PATCHED, PERCENT, WITHIN, base_of, is_reported
 
 # Of CANDIDATES, one that has its class's median in so many of the runs of a label is nearly exact. The other runs are
 # events too rare to bring many medians anywhere: they explain nothing. Where classes have fewer runs than SOME, pairs
@@ -143,11 +143,6 @@ def study(counts: Iterable[Count]) -> dict[str, Study]:
     return found
 
 
-def base_of(metric: str) -> str:
-    """Without the opcode."""
-    return metric.partition(":")[0]
-
-
 def explained_elsewhere(studies: Iterable[dict[str, Study]]) -> dict[str, float]:
     """The metrics that were not nearly exact everywhere, and how far apart chance brings classes on the label where it
     does so least; of WITHIN, MERGED times the most that A/A differs, and as METRIC % the same in percent. On a label
@@ -164,10 +159,8 @@ def explained_elsewhere(studies: Iterable[dict[str, Study]]) -> dict[str, float]
 
 
 def _differs(metric: str, seen: Study, elsewhere: Mapping[str, float]) -> bool:
-    """Whether the classes differ by more than is known to be chance."""
+    """Whether the classes differ by more than is known to be chance, in a metric that is judged."""
     base = base_of(metric)
-    if base in REPORTED:
-        return False
     if base in WITHIN:
         merged = max(MERGED * seen.within, elsewhere.get(metric, 0.0))
         merged_percent = max(MERGED * seen.aa_percent, elsewhere.get(metric + PERCENT, 0.0))
@@ -184,6 +177,8 @@ def findings(seen: dict[str, Study], elsewhere: Mapping[str, float]) -> dict[str
     """What speaks against a kernel on one label, by metric. elsewhere: see explained_elsewhere."""
     found = {}
     for metric, one in seen.items():
+        if is_reported(metric):
+            continue
         if base_of(metric) in (*DEMANDED, *PATCHED) and not one.is_exact:
             found[metric] = f"{metric} varies by {one.aa_percent:.2g} % between runs of the same input"
         elif _differs(metric, one, elsewhere):

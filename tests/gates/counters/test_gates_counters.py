@@ -148,7 +148,7 @@ def planted(name: str, leak: float, clean: float = 5) -> list[Count]:
     ],
 )
 def test_controls_are_judged(expects: str, leak: float, clean: float, problem: str) -> None:
-    (outcome,) = counters.judge_controls(planted("one", leak, clean), {"one": expects})
+    (outcome,) = counters.judge_controls(planted("one", leak, clean), [], {"one": expects})
     assert problem in outcome.problem and bool(outcome.problem) == bool(problem)
 
 
@@ -156,29 +156,56 @@ def test_noise_in_any_clean_twin_is_noise_in_all() -> None:
     noisy = counts(EXACT, *NOISY, name="other", label="clean")
     other = [*noisy, *counts(EXACT, *NOISY, name="other", label="leak")]
     expected = {"one": "caught", "other": "blind"}
-    first, _ = counters.judge_controls([*planted("one", 6), *other], expected)
+    first, _ = counters.judge_controls([*planted("one", 6), *other], [], expected)
     assert first.problem == "the planted leak was not seen"
-    first, _ = counters.judge_controls([*planted("one", 50_000), *other], expected)
+    first, _ = counters.judge_controls([*planted("one", 50_000), *other], [], expected)
     assert first.problem == ""
 
 
 @pytest.mark.parametrize(
-    ("leak", "clean", "problem"), [(6, 5, ""), (5, 5, "the planted leak was not seen"), (6, 6, "clean twin failed")]
+    ("metric", "leak", "clean", "problems"),
+    [
+        (metrics.OPCODES + ":FADD", 6, 5, ["", ""]),
+        (metrics.OPCODES + ":FADD", 5, 5, ["the planted leak was not seen"] * 2),
+        (metrics.OPCODES + ":FADD", 6, 6, ["clean twin failed"] * 2),
+        (metrics.GUARDS + ":FADD", 6, 5, ["", "the planted leak was not seen"]),  # but not by what is to see it
+    ],
 )
-def test_the_control_of_patched_code_is_judged_by_its_opcodes(leak: float, clean: float, problem: str) -> None:
-    runs = []
+def test_what_only_patched_code_sees_is_asked_of_it(
+    metric: str, leak: float, clean: float, problems: list[str]
+) -> None:
+    name, runs = "swapped_opcodes", []
     for twin, value in (("leak", leak), ("clean", clean)):
         of_twin = (("zeros", 5.0), ("zeros", 5.0), ("ascending", value))
-        runs += counts(f"{metrics.OPCODES}:FADD", *of_twin, name=metrics.PATCHED_CONTROL, label=twin)
-    outcome = counters.judge_patched(runs)
-    assert problem in outcome.problem and bool(outcome.problem) == bool(problem)
+        runs += counts(metric, *of_twin, name=name, label=twin)
+    outcomes = counters.judge_controls(planted(name, 5), runs, {name: "caught"})
+    assert [outcome.name for outcome in outcomes] == [name, f"{name}: {metrics.OPCODES}"]
+    for outcome, problem in zip(outcomes, problems, strict=True):
+        assert problem in outcome.problem and bool(outcome.problem) == bool(problem)
 
 
-def test_what_only_patched_code_sees_is_not_asked_of_the_hardware() -> None:
-    name = metrics.PATCHED_CONTROL
-    (outcome,) = counters.judge_controls(planted(name, 5), {name: "caught"})
-    declared = controls.read_header(next(controls.SOURCES.rglob(f"{name}.cu"))).executing["counters"]
-    assert (outcome.problem, declared) == ("", controls.CAUGHT)
+def test_each_metric_that_can_be_shown_alive_has_to_see_a_leak() -> None:
+    declared = {path.stem: controls.read_header(path).executing["counters"] for path in controls.SOURCES.rglob("*.cu")}
+    judged_by = {*metrics.DEMANDED, *metrics.CANDIDATES, *metrics.WITHIN, *metrics.PATCHED}
+    assert set(metrics.ALIVE) <= judged_by
+    assert len(judged_by - set(metrics.ALIVE)) == 4, "docs/gates.md names those without a leak"
+    assert {declared[name] for name in (*metrics.ALIVE.values(), *metrics.PATCHED_CONTROLS)} == {controls.CAUGHT}
+    assert {metrics.ALIVE[metric] for metric in metrics.PATCHED} <= set(metrics.PATCHED_CONTROLS)
+
+
+def test_a_metric_that_does_not_see_its_leak_makes_the_run_invalid() -> None:
+    """Although another sees it."""
+    outcomes = counters.judge_controls(planted("secret_gather", 6), [], {"secret_gather": "caught"})
+    assert [outcome.problem for outcome in outcomes] == ["", *["the planted leak was not seen"] * 2]
+
+
+@pytest.mark.parametrize(("opcode", "is_found"), [("SYNCS", False), ("FADD", True)])
+def test_guards_have_to_be_exact_but_for_those_of_tries(opcode: str, is_found: bool) -> None:
+    runs = [
+        Count("attn", "shape", data, ("kernel",), {metrics.GUARDS: value, f"{metrics.GUARDS}:{opcode}": value})
+        for data, value in (("zeros", 5.0), ("zeros", 6.0), ("normal", 9.0))
+    ]
+    assert list(study.findings(study.study(runs), {})) == [f"{metrics.GUARDS}:{opcode}"] * is_found
 
 
 def ways(listing: Program, kernel: str) -> Iterator[list[str]]:
@@ -207,7 +234,10 @@ def test_what_swaps_opcodes_changes_no_other_count(planted: controls.Controls) -
 
 def test_a_control_without_runs_is_an_error() -> None:
     with pytest.raises(KeyError):
-        counters.judge_controls([], {"one": "caught"})
+        counters.judge_controls([], [], {"one": "caught"})
+    name = metrics.PATCHED_CONTROLS[0]
+    with pytest.raises(KeyError):
+        counters.judge_controls(planted(name, 6), [], {name: "caught"})
 
 
 def judged(often: Sequence[Count], patched: Sequence[Count], outcomes: list[ControlOutcome] = RIGHT) -> GateResult:

@@ -11,7 +11,7 @@ from dhp_safe_fa.gates import controls, tools
 from dhp_safe_fa.gates.counters import metrics, study
 from dhp_safe_fa.gates.counters.counting import Count, Request, Row, Step, combine, require_complete
 
-EXACT = "smsp__thread_inst_executed_pred_on.sum"
+EXACT = "idc__requests.sum"
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from without_gpu import EXACT, RIGHT, WITHIN, counted_by, right_controls
+from without_gpu import EXACT, WITHIN, counted_by, right_controls
 
 from dhp_safe_fa.gates import controls
 from dhp_safe_fa.gates.counters import gate as counters
@@ -275,7 +275,6 @@ def test_a_rare_event_in_a_control_makes_no_run_invalid(
     expected = {"loop_bound": controls.CAUGHT, "spin_loop": controls.CAUGHT, "clock_read": controls.BLIND}
     off = ("clock_read", "leak") if twin_off == "blind" else ("spin_loop", "clean")
     monkeypatch.setattr(controls, "load_controls", lambda tell: SimpleNamespace(expected_of=lambda gate: expected))
-    monkeypatch.setattr(counters, "judge_patched", lambda *_: RIGHT[0])
     asked: list[Request] = []
 
     def measure(request: Request, tell: Callable[[int, str], None]) -> list[Count]:

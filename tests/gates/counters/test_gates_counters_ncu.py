@@ -19,7 +19,7 @@ from dhp_safe_fa.gates.counters import ncu as counters_ncu
 from dhp_safe_fa.gates.counters.calls import Calls
 from dhp_safe_fa.gates.counters.counting import Count, Request, Step
 
-EXACT = "smsp__thread_inst_executed_pred_on.sum"
+EXACT = "idc__requests.sum"
 
 
 def ncu_log(metrics: list[str], rows: list[tuple[str, str, list[str]]]) -> str:
@@ -103,10 +103,11 @@ REQUEST = Request(metrics.PATCHED, {"attn": ("zeros",)}, 1)
 
 
 def test_ncu_is_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    text = ncu_log([metrics.OPCODES], [("dhp:0:", "kernel", ["1,234 (FFMA: 1,234)"])])
+    cells = ["1,234 (FFMA: 1,234)", "39,000 (FFMA: 39,000)"]
+    text = ncu_log(list(metrics.PATCHED), [("dhp:0:", "kernel", cells)])
     steps = [{"name": "attn", "label": "shape", "data": "zeros", "launches": []}]
     body = f"log.write_text({text!r})\nPath(request['steps']).write_text({json.dumps(steps)!r})\nprint('1 attn')\n"
-    body += f"assert '{metrics.OPCODES}' in argv and request['subjects'] == {{'attn': ['zeros']}}\n"
+    body += f"assert '{','.join(metrics.PATCHED)}' in argv and request['subjects'] == {{'attn': ['zeros']}}\n"
     options = {"replay-mode": "kernel", "cache-control": "none", "profile-from-start": "off"}
     for option, value in {**options, "print-metric-instances": "details"}.items():
         body += f"assert argv[argv.index('--{option}') + 1] == '{value}'\n"
@@ -114,7 +115,18 @@ def test_ncu_is_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(counters_ncu, "find_ncu", lambda: ncu)
     told: list[tuple[int, str]] = []
     assert counters_ncu.measure(REQUEST, lambda done, what: told.append((done, what))) == [
-        Count("attn", "shape", "zeros", ("kernel",), {metrics.OPCODES: 1234, f"{metrics.OPCODES}:FFMA": 1234})
+        Count(
+            "attn",
+            "shape",
+            "zeros",
+            ("kernel",),
+            {
+                metrics.OPCODES: 1234,
+                f"{metrics.OPCODES}:FFMA": 1234,
+                metrics.GUARDS: 39_000,
+                f"{metrics.GUARDS}:FFMA": 39_000,
+            },
+        )
     ]
     assert told == [(1, "attn")]
 

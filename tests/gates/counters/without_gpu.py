@@ -12,7 +12,7 @@ from dhp_safe_fa.gates.counters import gate, hardware, looks, ncu
 from dhp_safe_fa.gates.counters.counting import Count, Request
 from dhp_safe_fa.gates.verdict import ControlOutcome
 
-EXACT = "smsp__thread_inst_executed_pred_on.sum"
+EXACT = "idc__requests.sum"
 WITHIN = "lts__t_sectors_srcunit_tex_op_write.sum"
 Measure = Callable[[Request, Callable[[int, str], None]], list[Count]]
 RIGHT = [ControlOutcome("loop_bound", "caught", "something")]
@@ -23,7 +23,6 @@ def right_controls(monkeypatch: pytest.MonkeyPatch, expected: dict[str, str]) ->
     monkeypatch.setattr(controls, "load_controls", lambda tell: SimpleNamespace(expected_of=lambda gate: expected))
     monkeypatch.setattr(gate, "judge_controls", lambda *_: RIGHT)
     monkeypatch.setattr(looks, "controls_in_doubt", lambda *_: {})
-    monkeypatch.setattr(gate, "judge_patched", lambda *_: RIGHT[0])
 
 
 def counted_by(monkeypatch: pytest.MonkeyPatch, measure: Measure) -> None:
