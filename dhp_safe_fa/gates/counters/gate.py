@@ -47,10 +47,9 @@ class Extent:
         shapes: of each subject.
         repeats: of every class of a subject's inputs, for each shape.
         again: classes that are run once more.
-        control_data: of ``inputs.planted_secrets``, for each control.
+        control_data: of ``inputs.planted_secrets``, for each control, also where patched code counts.
         patched: for the one shape on which patched code counts; empty for every class, and `patched_again` once more.
         patched_again: see there.
-        control_patched: the same, for its controls.
     """
 
     shapes: int
@@ -59,7 +58,6 @@ class Extent:
     control_data: tuple[str, ...]
     patched: tuple[str, ...]
     patched_again: tuple[str, ...]
-    control_patched: tuple[str, ...]
 
     def data(self, classes: tuple[str, ...]) -> tuple[str, ...]:
         """For each shape of a subject with these classes."""
@@ -77,7 +75,6 @@ QUICK = Extent(
     control_data=("zeros", "ascending", "large", "NaN", "zeros"),
     patched=("zeros", "normal", "large", "NaN rows"),
     patched_again=("zeros", "normal", "large", "NaN rows"),
-    control_patched=("zeros", "ascending", "NaN", "zeros"),
 )
 FULL = Extent(
     shapes=4,
@@ -86,7 +83,6 @@ FULL = Extent(
     control_data=("zeros", "normal", "large", "ascending", "descending", "denormals", "NaN", "zeros", "normal"),
     patched=(),
     patched_again=("zeros", "normal", "NaN rows"),
-    control_patched=("zeros", "ascending", "NaN") * 2,
 )
 
 
@@ -183,7 +179,7 @@ def run(subjects: list[Subject], quick: bool, progress: Progress) -> list[GateRe
     data = {name: extent.data(call.classes) for name, call in calls.items()}
     for_all = Request(HARDWARE, data, shapes, tuple(expected), extent.control_data, parts)
     once = {name: extent.data_patched(call.classes) for name, call in calls.items()}
-    for_one = Request(PATCHED, once, 1, _patched_of(expected), extent.control_patched, parts)
+    for_one = Request(PATCHED, once, 1, _patched_of(expected), extent.control_data, parts)
     total = for_all.calls + for_one.calls
     seen = hardware.measure(for_all, lambda done, what: progress(what, done, total))
     patched = ncu.measure(for_one, lambda done, what: progress(what, for_all.calls + done, total))
