@@ -18,7 +18,7 @@ from dhp_safe_fa._files import write_whole
 from .. import provenance, registry, report, targets
 from ..peers import page
 from ..tools import NotRun
-from ..verdict import EXIT_CODES, PASS, Progress
+from ..verdict import EXIT_CODES, FAIL, PASS, Progress, worst
 from . import again, contracts, writer
 
 COMMANDS = ("status", "evidence", "peers")
@@ -97,6 +97,7 @@ def evidence_command(
     writer.require_clean_build(evidence.held(), git_commit(*writer.SOURCES)["dirty"], built)
     _stored(arguments.output)  # refused now, and not after a long run
     listings: dict[str, str] = {}
+    standing: dict[tuple[str, str], None] = {}  # what was found before, and not now
 
     def store(runs: Sequence[dict[str, Any]]) -> None:
         for run in runs:
@@ -104,7 +105,9 @@ def evidence_command(
             for name in run["how"]["kernels"] if "sass" in run else ():
                 if name not in listings and any(report.get("kernel") == name for report in run["sass"]):
                     listings[name] = writer.listing_digest(_inspect.cubin(name))
-        writer.write(writer.assemble(runs, kernels, listings, now, _stored(arguments.output)), arguments.output)
+        before = _stored(arguments.output)
+        standing.update(dict.fromkeys(writer.not_taken_back(runs, kernels, now, before)))
+        writer.write(writer.assemble(runs, kernels, listings, now, before), arguments.output)
 
     def keep(run: dict[str, Any]) -> None:
         _keep(run)
@@ -123,7 +126,10 @@ def evidence_command(
         runs = [run_all(names, keep)]
     store(runs)
     looked_at = {name for run in runs for name in run["how"]["kernels"]}
-    verdict = writer.verdict(runs)
+    for name, gate in standing:
+        failed_before = f"{name}: {gate} has failed on these bytes, with all taking part that takes part now"
+        out.print(escape(f"{failed_before}: its PASS is not stored, a second look takes no finding back"))
+    verdict = worst([writer.verdict(runs), *(FAIL for _ in standing)])
     out.print(f"{verdict}: {len(looked_at)} of {len(kernels)} kernels, stored in {escape(str(arguments.output))}")
     return EXIT_CODES[verdict]
 

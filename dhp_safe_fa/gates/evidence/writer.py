@@ -77,21 +77,17 @@ def assemble(
         listings: by kernel, the SHA-256 of its disassembly; of those in the runs.
         now: digests of what takes part in verdicts (``provenance.here()``).
         before: what is stored until now. It stays true of kernels that are the same bytes, until a gate has a verdict
-            on them anew; but a FAIL is not taken back by a PASS in which the very same has taken part.
+            on them anew; but a FAIL is not taken back by a PASS in which the very same has taken part: that is left
+            out (``not_taken_back``).
 
     Raises:
         Refused: a run has other kernels than the build, or no Hopper GPU where a gate needs one, or was made in another
-            way than `make evidence` would, or two runs have a result of the same gate on the same kernel, or it would
-            take back a FAIL.
+            way than `make evidence` would, or two runs have a result of the same gate on the same kernel.
     """
     for run in runs:
         require_made_as_evidence(run, kernels, now)
     failed = _failed(before) if before else {}
-    entries = {kernel["name"]: _entry(kernel, listings, runs, now, before) for kernel in kernels}
-    for name, entry in entries.items():
-        for gate, result in entry["gates"].items():
-            if result["verdict"] == PASS and result["run"] < len(runs):
-                _require_no_finding(failed, name, entry, gate, now)
+    entries = {kernel["name"]: _entry(kernel, listings, runs, now, before, failed) for kernel in kernels}
     heads = [*map(_head, runs), *(before.runs if before else ())]
     used = sorted({gate["run"] for entry in entries.values() for gate in entry["gates"].values()})
     for entry in entries.values():
@@ -109,6 +105,24 @@ def assemble(
         if len(as_text(content)) <= MAX_BYTES:
             break
     return content
+
+
+def not_taken_back(
+    runs: Sequence[dict[str, Any]],
+    kernels: Sequence[dict[str, Any]],
+    now: Mapping[str, str | None],
+    before: evidence.Evidence | None,
+) -> list[tuple[str, str]]:
+    """Kernel and gate of each PASS in these runs that `assemble` leaves out. A second look takes no finding back."""
+    failed = _failed(before) if before else {}
+    return [
+        (kernel["name"], gate)
+        for kernel in kernels
+        for gate in registry.NAMES
+        for run in runs
+        if kernel["name"] in run["how"]["kernels"] and gate in run
+        if _result(gate, kernel, run)["verdict"] == PASS and _has_failed(failed, kernel, gate, now)
+    ]
 
 
 def _head(run: Mapping[str, Any]) -> dict[str, Any]:
@@ -192,6 +206,7 @@ def _entry(
     runs: Sequence[Mapping[str, Any]],
     now: Mapping[str, str | None],
     before: evidence.Evidence | None,
+    failed: Mapping[str, Any],
 ) -> dict[str, Any]:
     """Of one kernel. The place of a gate's run is one among the runs, and then those of before."""
     name, sha256 = kernel["name"], kernel["cubin_sha256"]
@@ -200,14 +215,15 @@ def _entry(
     gates: dict[str, Any] = {}
     for gate in registry.NAMES:
         found = [
-            {**(_sass if gate == "sass" else _executed)(gate, name, sha256, run), "run": index}
+            {**_result(gate, kernel, run), "run": index}
             for index, run in enumerate(runs)
             if name in run["how"]["kernels"] and gate in run
         ]
         if len(found) > 1:
             raise Refused(f"{name}: the gate {gate} has {len(found)} results in these runs; one can be stored")
         stays = gate in old and before is not None and bool(found) and _stays(before, name, gate, found[0], now)
-        if found and not stays:
+        is_no_news = bool(found) and found[0]["verdict"] == PASS and _has_failed(failed, kernel, gate, now)
+        if found and not stays and not is_no_news:
             gates[gate] = found[0]
         elif gate in old:
             gates[gate] = {**old[gate], "run": old[gate]["run"] + len(runs)}
@@ -246,21 +262,22 @@ def _failed(before: evidence.Evidence) -> dict[str, dict[str, list[dict[str, str
     return failed
 
 
-def _require_no_finding(
+def _has_failed(
     failed: Mapping[str, Mapping[str, Sequence[Mapping[str, str | None]]]],
-    name: str,
-    entry: Mapping[str, Any],
+    kernel: Mapping[str, Any],
     gate: str,
     now: Mapping[str, str | None],
-) -> None:
-    """Refused if the gate, which passes now, has failed on these bytes with all that takes part now."""
-    took_part = registry.gate(gate).took_part(name, entry["family"])
-    for then in failed.get(entry["cubin_sha256"], {}).get(gate, ()):
-        if all(then.get(part) == now.get(part) for part in took_part):
-            raise Refused(
-                f"{name}: {gate} has failed on these bytes, with all taking part that takes part now: a second look "
-                "takes no finding back"
-            )
+) -> bool:
+    """Whether the gate has failed on these bytes with all taking part that takes part now."""
+    took_part = registry.gate(gate).took_part(kernel["name"], kernel["family"])
+    known = failed.get(kernel["cubin_sha256"], {}).get(gate, ())
+    return any(all(then.get(part) == now.get(part) for part in took_part) for then in known)
+
+
+def _result(gate: str, kernel: Mapping[str, Any], run: Mapping[str, Any]) -> dict[str, Any]:
+    """What a run in which the gate has run on the kernel says of it."""
+    read = _sass if gate == "sass" else _executed
+    return read(gate, kernel["name"], kernel["cubin_sha256"], run)
 
 
 def _executed(gate: str, name: str, sha256: str, run: Mapping[str, Any]) -> dict[str, Any]:

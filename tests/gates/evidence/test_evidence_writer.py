@@ -110,8 +110,10 @@ def test_a_finding_comes_back_with_what_took_part(between: str, tmp_path: Path) 
     run["timing"][0] = gate_result("timing", "abc", between)
     content = assemble([run], KERNELS, LISTINGS, now, before)
     assert content["kernels"]["abc"]["gates"]["timing"]["verdict"] == ("PASS" if between == "PASS" else "FAIL")
-    with pytest.raises(Refused, match="abc: timing has failed on these bytes"):
-        assemble([some_run()], KERNELS, LISTINGS, NOW, loaded(content, tmp_path))
+    after = loaded(content, tmp_path)
+    assert evidence_writer.not_taken_back([some_run()], KERNELS, NOW, after) == [("abc", "timing")]
+    again = loaded(assemble([some_run()], KERNELS, LISTINGS, NOW, after), tmp_path)
+    assert evidence.compare(again, HELD, NOW).state == "stale", "what is stored is of the changed gate, or the FAIL"
 
 
 @pytest.mark.parametrize("between", ["a build without the kernel", "one with other bytes", "a gate that needs more"])
@@ -128,8 +130,11 @@ def test_a_finding_outlives(between: str, tmp_path: Path, monkeypatch: pytest.Mo
         kernels = KERNELS[1:] + ([{**KERNELS[0], "cubin_sha256": "e" * 64}] if "bytes" in between else [])
         content = assemble([], kernels, LISTINGS, NOW, loaded(content, tmp_path))
         assert "abc" not in content["kernels"]
-    with pytest.raises(Refused, match="abc: timing has failed on these bytes"):
-        assemble([only(("timing",))], KERNELS, LISTINGS, NOW, loaded(content, tmp_path))
+    before = loaded(content, tmp_path)
+    assert evidence_writer.not_taken_back([only(("timing",))], KERNELS, NOW, before) == [("abc", "timing")]
+    after = loaded(assemble([only(("timing",))], KERNELS, LISTINGS, NOW, before), tmp_path)
+    stored = after.kernels.get("abc", {}).get("gates", {}).get("timing", {}).get("verdict", "none")
+    assert stored == ("FAIL" if between == "a gate that needs more" else "none")
 
 
 @pytest.mark.parametrize("verdict", ["INVALID", "NOT RUN"])
@@ -149,8 +154,11 @@ def test_a_finding_is_not_taken_back(tmp_path: Path) -> None:
     failed = some_run()
     failed["timing"][0] = gate_result("timing", "abc", "FAIL")
     before = loaded(assemble([failed], KERNELS, LISTINGS, NOW), tmp_path)
-    with pytest.raises(Refused, match="abc: timing has failed on these bytes"):
-        assemble([some_run()], KERNELS, LISTINGS, NOW, before)
+    again = assemble([some_run()], KERNELS, LISTINGS, NOW, before)
+    assert evidence_writer.not_taken_back([some_run()], KERNELS, NOW, before) == [("abc", "timing")]
+    verdicts = {name: entry["gates"]["timing"]["verdict"] for name, entry in again["kernels"].items()}
+    assert verdicts == {"abc": "FAIL", "def": "PASS"}
+    assert again["kernels"]["abc"]["gates"]["bitwise"]["run"] == 0, "all else is stored of the new run"
     assert assemble([only(("timing",), ("def",))], KERNELS, LISTINGS, NOW, before)["kernels"] == before.kernels | {
         "def": {**before.kernels["def"], "gates": {gate: {**result, "run": int(gate != "timing")}
                 for gate, result in before.kernels["def"]["gates"].items()}},
@@ -353,6 +361,22 @@ def test_command_stores_a_run(anywhere: None, verdict: str, code: int, tmp_path:
     assert cli.main(["evidence", "--from", str(tmp_path / "run.json"), "--output", str(out)]) == code
     status = evidence.compare(evidence.load(out), HELD, NOW)
     assert status.state == ("fresh" if verdict == "PASS" else "stale")
+
+
+def test_command_stores_all_but_what_would_take_a_finding_back(
+    anywhere: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, file = tmp_path / "evidence.json", tmp_path / "run.json"
+    failed = some_run()
+    failed["timing"][0] = gate_result("timing", "abc", "FAIL")
+    for run in (failed, some_run()):
+        file.write_text(json.dumps(run))
+        assert cli.main(["evidence", "--from", str(file), "--output", str(out)]) == 1
+    said = capsys.readouterr().out
+    assert said.count("abc: timing has failed on these bytes") == 1 and "its PASS is not stored" in said
+    stored = evidence.load(out)
+    assert [stored.verdict(name, "timing") for name in ("abc", "def")] == ["FAIL", "PASS"]
+    assert len(stored.runs) == 2
 
 
 def test_command_runs_all_gates(anywhere: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
