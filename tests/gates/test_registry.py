@@ -82,7 +82,7 @@ result = {"subject": "abc", "verdict": "PASS", "figures": {}, "problems": [], "c
 run |= {gate: [result] for gate in evidence.GATES[1:4]} | {"odour": []}
 try:
     writer._entry({"name": "abc", "family": "forward", "cubin_sha256": "aa", "registers": 1, "spill_bytes": 0},
-                  {}, [run], now, None)
+                  {}, [run], now, None, {})
 except writer.Refused as error:
     assert "abc: 0 results of the gate odour" in str(error)
 else:
