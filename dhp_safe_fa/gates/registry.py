@@ -26,6 +26,8 @@ class Gate:
         executes: it runs kernels on a GPU, in the way that all such gates share (``subjects`` and ``verdict``).
         quick_is_evidence: a run with fewer repeats may be stored as evidence, and says so.
         draws: its module has ``plot(results, path)``.
+        piece: how many kernels it takes in one process at most, where evidence is gathered piece by piece: controls
+            come once in each, and what is lost with a piece is looked at anew.
     """
 
     name: str
@@ -35,6 +37,7 @@ class Gate:
     executes: bool = True
     quick_is_evidence: bool = False
     draws: bool = False
+    piece: int = 12
 
     def took_part(self, kernel: str, family: str) -> tuple[str, ...]:
         """What its verdict on that kernel, of that family, depends on, by the names of provenance.py."""
@@ -45,12 +48,13 @@ class Gate:
 
 GATES = (
     Gate("sass", "machine code: no predicated branch, no secret that steers; needs no GPU", ("C1", "C2"),
-         needs=("controls", "policy"), executes=False),
-    Gate("counters", "hardware counters: equal on all inputs, to the last digit", ("C3",), quick_is_evidence=True),
+         needs=("controls", "policy"), executes=False, piece=1000),
+    Gate("counters", "hardware counters: equal on all inputs, to the last digit", ("C3",), quick_is_evidence=True,
+         piece=30),
     Gate("bitwise", "the same bytes in every run, and whatever else is computed beside a row", ("C4", "C5", "C10"),
          needs=("launch", "family", "kernels", "controls")),
     Gate("timing", "no evidence in time for classes of inputs with equal bit statistics", ("C6",),
-         quick_is_evidence=True, draws=True),
+         quick_is_evidence=True, draws=True, piece=8),
 )  # fmt: skip
 NAMES = tuple(gate.name for gate in GATES)
 EXECUTING = tuple(gate.name for gate in GATES if gate.executes)

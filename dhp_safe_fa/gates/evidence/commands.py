@@ -15,17 +15,19 @@ from rich.markup import escape
 from dhp_safe_fa import evidence
 from dhp_safe_fa._files import write_whole
 
-from .. import provenance, registry, report, targets
+from .. import provenance, registry, targets
 from ..peers import page
 from ..tools import NotRun
-from ..verdict import EXIT_CODES, FAIL, PASS, Progress, worst
-from . import again, contracts, writer
+from ..verdict import EXIT_CODES, FAIL, NOT_RUN, PASS, Progress, worst
+from . import contracts, gathering, pieces, writer
 
 COMMANDS = ("status", "evidence", "peers")
+_OF_A_RUN = "--kernel, --family, --quick, --missing, --devices and --minutes"
 _EXIT = {evidence.FRESH: 0, evidence.STALE: 1, evidence.NONE: 2}
 _AUDITS = evidence.CHECKOUT.parent
 # The whole output of the last run of `evidence`, figures and all; audits/ keeps what people review.
 LAST_RUN = evidence.CHECKOUT.parents[1] / "build" / "evidence" / "run.json"
+_PIECES = "pieces"  # the folder beside it, where it is made piece by piece
 
 
 def add_commands(commands: Any) -> None:
@@ -43,12 +45,24 @@ def add_commands(commands: Any) -> None:
     record.add_argument(
         "--quick", metavar="GATE", choices=writer.QUICK_IS_EVIDENCE, nargs="+", default=[], help="with fewer repeats"
     )
-    record.add_argument("--again", action="store_true", help="of the last run, only what has no verdict yet")
+    record.add_argument("--missing", action="store_true", help="only what is not stored, stale, INVALID, or was quick")
+    record.add_argument("--devices", metavar="N", nargs="+", default=[], help="on these GPUs at once, piece by piece")
+    record.add_argument("--minutes", type=_minutes, help="stop then; what has ended is stored, --missing goes on")
     peers = commands.add_parser("peers", help="run the gates on the peers, and store that: audits/peers.json, peers.md")
     peers.add_argument("--peer", choices=targets.PEERS, nargs="+", help="default: all")
     peers.add_argument("--gate", dest="gates", choices=registry.NAMES, nargs="+", help="default: all")
     peers.add_argument("--from", dest="runs", metavar="FILE", type=Path, nargs="+", help="peers.json of runs elsewhere")
     peers.add_argument("--output", metavar="FOLDER", type=Path, default=_AUDITS, help="default: %(default)s")
+
+
+def _minutes(text: str) -> float:
+    try:
+        minutes = float(text)
+    except ValueError:
+        minutes = 0.0
+    if not 0 < minutes < float("inf"):
+        raise argparse.ArgumentTypeError(f"'{text}' is no number of minutes above 0")
+    return minutes
 
 
 def status_command(arguments: argparse.Namespace, out: Console) -> int:
@@ -80,17 +94,14 @@ def evidence_command(
     run_all: Callable[[list[str], Callable[[dict[str, Any]], None]], dict[str, Any]],
 ) -> int:
     """Runs gates, or reads runs, and stores what they said beside what is stored of other kernels and gates. Refused or
-    NotRun before anything is written. What was found is stored after each gate, and kept as the last run: one that ends
-    early loses no finding, and is gone on with by --again."""
+    NotRun before anything is written. What was found is stored after each gate, or piece, and kept as the last run: one
+    that ends early loses no finding, and is gone on with by --missing."""
     from dhp_safe_fa import _inspect
     from dhp_safe_fa.bench.environment import git_commit
 
-    if arguments.again and arguments.runs:
-        raise writer.Refused("--again takes the last run of `evidence`, so it does not go with --from")
-    if (arguments.again or arguments.runs) and (arguments.kernel or arguments.family or arguments.quick):
-        raise writer.Refused("--kernel, --family and --quick are of a new run: not with --again or --from")
-    if arguments.again and not LAST_RUN.is_file():
-        raise writer.Refused(f"--again: no run is stored in {LAST_RUN}; run `evidence` without it first")
+    in_pieces = bool(arguments.missing or arguments.devices or arguments.minutes)
+    if arguments.runs and (in_pieces or arguments.kernel or arguments.family or arguments.quick):
+        raise writer.Refused(f"{_OF_A_RUN} are of a new run: not with --from")
     _require_folder(arguments.output.parent)
     kernels, now = _inspect.kernels(), provenance.here()
     built = _inspect.build_info()["sources"]["all"]
@@ -113,10 +124,17 @@ def evidence_command(
         _keep(run)
         store([run])
 
+    runs: list[dict[str, Any]] = []
+    without: list[pieces.Piece] = []
     if arguments.runs:
         runs = [_read(path) for path in arguments.runs]
-    elif arguments.again:
-        runs = [_again(_read(LAST_RUN), kernels, now, out)]
+        store(runs)
+    elif in_pieces:
+        wanted = _wanted(arguments, kernels, now)
+        if not any(wanted.values()):
+            out.print(f"nothing is missing in {escape(str(arguments.output))}")
+            return EXIT_CODES[PASS]
+        runs, without = _in_pieces(arguments, wanted, store, out)
     else:
         names = _chosen(arguments, kernels)
         if set(arguments.gates) & set(registry.EXECUTING):
@@ -124,12 +142,12 @@ def evidence_command(
 
             require_gpu()
         runs = [run_all(names, keep)]
-    store(runs)
+        store(runs)
     looked_at = {name for run in runs for name in run["how"]["kernels"]}
     for name, gate in standing:
         failed_before = f"{name}: {gate} has failed on these bytes, with all taking part that takes part now"
         out.print(escape(f"{failed_before}: its PASS is not stored, a second look takes no finding back"))
-    verdict = worst([writer.verdict(runs), *(FAIL for _ in standing)])
+    verdict = worst([writer.verdict(runs), *(FAIL for _ in standing), *(NOT_RUN for _ in without)])
     out.print(f"{verdict}: {len(looked_at)} of {len(kernels)} kernels, stored in {escape(str(arguments.output))}")
     return EXIT_CODES[verdict]
 
@@ -165,17 +183,51 @@ def _keep(run: dict[str, Any]) -> None:
     write_whole(json.dumps(run, indent=1) + "\n", LAST_RUN)
 
 
-def _again(
-    last: dict[str, Any], kernels: Sequence[dict[str, Any]], now: Mapping[str, str | None], out: Console
-) -> dict[str, Any]:
-    """The last run with new results where it had none."""
-    writer.require_made_as_evidence(last, kernels, now)
-    renewed = again.run_again(last, report.environment(), lambda text, done, total: None, _keep)
-    for gate, names in again.without_verdict(last).items():
-        verdicts = {result["subject"]: result["verdict"] for result in renewed[gate]}
-        for name in names:
-            out.print(f"{gate} again on {escape(name)}: {verdicts[name]}")
-    return renewed
+def _wanted(
+    arguments: argparse.Namespace, kernels: Sequence[Mapping[str, Any]], now: Mapping[str, str | None]
+) -> dict[str, list[str]]:
+    """Gate to the kernels on which it is asked for."""
+    names = set(_chosen(arguments, kernels))
+    before = _stored(arguments.output)
+
+    def is_wanted(kernel: Mapping[str, Any], gate: str) -> bool:
+        if kernel["name"] not in names:
+            return False
+        return not arguments.missing or pieces.is_missing(before, kernel, gate, gate in arguments.quick, now)
+
+    gates = (gate for gate in registry.NAMES if gate in arguments.gates)
+    return {gate: [str(kernel["name"]) for kernel in kernels if is_wanted(kernel, gate)] for gate in gates}
+
+
+def _in_pieces(
+    arguments: argparse.Namespace,
+    wanted: Mapping[str, Sequence[str]],
+    store: Callable[[Sequence[dict[str, Any]]], None],
+    out: Console,
+) -> tuple[list[dict[str, Any]], list[pieces.Piece]]:
+    """Runs piece by piece: what came of them, as far as a verdict needs it, and the pieces of which nothing came."""
+    runs: list[dict[str, Any]] = []
+
+    def store_piece(run: dict[str, Any]) -> None:
+        store([run])
+        runs.append({"how": {"kernels": run["how"]["kernels"]}, **_verdicts(run)})
+
+    without = gathering.gather(
+        pieces.deal(wanted, arguments.quick),
+        arguments.devices or [""],
+        60 * arguments.minutes if arguments.minutes else float("inf"),
+        LAST_RUN.parent / _PIECES,
+        store_piece,
+        lambda text: out.print(escape(text)),
+    )
+    for piece in without:
+        out.print(escape(f"not run: {piece}; --missing goes on with it"))
+    return runs, without
+
+
+def _verdicts(run: Mapping[str, Any]) -> dict[str, Any]:
+    """Of a run what its verdict is made of: figures of many pieces are large."""
+    return {gate: [{"verdict": one["verdict"]} for one in run[gate]] for gate in registry.NAMES if gate in run}
 
 
 def _require_folder(folder: Path) -> None:

@@ -23,8 +23,6 @@ ROOT = evidence.CHECKOUT.parents[1]
 # What the kernels, their build and the gates are made of; documents and stored results may differ from the commit.
 SOURCES = ("csrc", "setup.py", "dhp_safe_fa", "tests/controls", "audits/sass_policy.json")
 QUICK_IS_EVIDENCE = tuple(gate.name for gate in registry.GATES if gate.quick_is_evidence)
-# Runs with other values of these are of another machine or another build.
-SAME = ("commit", "gpu", "driver", "cuda", "torch", "nvcc", "kernels")
 # 84 kernels with a run for each: 475 kB.
 MAX_BYTES = 600_000
 # A gate's nested figure that is longer than the limit is left to the run's own JSON. The first of these limits is taken
@@ -132,7 +130,6 @@ def _head(run: Mapping[str, Any]) -> dict[str, Any]:
         "environment": environment,
         "quick": run["how"]["quick"],
         "digests": run["how"]["digests"],
-        "again": sorted(f"{gate} {name}" for gate, names in run.get("again", {}).items() for name in names),
         "sha256": digest(run),
     }
 
@@ -365,11 +362,3 @@ def write(content: dict[str, Any], path: Path) -> None:
     if len(text) > MAX_BYTES:
         raise Refused(f"the evidence has {len(text)} bytes; at most {MAX_BYTES} are stored")
     write_whole(text, path)
-
-
-def require_same_machine(runs: Sequence[dict[str, Any]]) -> None:
-    """Refused if the runs' environments differ in what matters."""
-    for run in runs:
-        differing = [key for key in SAME if run["environment"].get(key) != runs[0]["environment"].get(key)]
-        if differing:
-            raise Refused(f"the runs differ in {', '.join(differing)}: they must be of one machine and one build")
