@@ -148,7 +148,8 @@ def evidence_command(
         failed_before = f"{name}: {gate} has failed on these bytes, with all taking part that takes part now"
         out.print(escape(f"{failed_before}: its PASS is not stored, a second look takes no finding back"))
     verdict = worst([writer.verdict(runs), *(FAIL for _ in standing), *(NOT_RUN for _ in without)])
-    out.print(f"{verdict}: {len(looked_at)} of {len(kernels)} kernels, stored in {escape(str(arguments.output))}")
+    where = f"stored in {escape(str(arguments.output))}" if runs else "nothing was stored"
+    out.print(f"{verdict}: {len(looked_at)} of {len(kernels)} kernels, {where}")
     return EXIT_CODES[verdict]
 
 
