@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import fcntl
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +26,7 @@ from ..verdict import EXIT_CODES, FAIL, NOT_RUN, PASS, Progress, worst
 from . import contracts, gathering, pieces, writer
 
 COMMANDS = ("status", "evidence", "peers")
-_OF_A_RUN = "--kernel, --family, --quick, --missing, --devices and --minutes"
+_OF_A_RUN = "--kernel, --family, --quick, --missing, --devices, --piece and --minutes"
 _EXIT = {evidence.FRESH: 0, evidence.STALE: 1, evidence.NONE: 2}
 _AUDITS = evidence.CHECKOUT.parent
 # The whole output of the last run of `evidence`, figures and all; audits/ keeps what people review.
@@ -47,12 +51,19 @@ def add_commands(commands: Any) -> None:
     )
     record.add_argument("--missing", action="store_true", help="only what is not stored, stale, INVALID, or was quick")
     record.add_argument("--devices", metavar="N", nargs="+", default=[], help="on these GPUs at once, piece by piece")
-    record.add_argument("--minutes", type=_minutes, help="stop then; what has ended is stored, --missing goes on")
+    record.add_argument("--piece", metavar="N", type=_count, help="so many kernels in a piece at most")
+    record.add_argument("--minutes", metavar="M", type=_minutes, help="stop then; --missing goes on another day")
     peers = commands.add_parser("peers", help="run the gates on the peers, and store that: audits/peers.json, peers.md")
     peers.add_argument("--peer", choices=targets.PEERS, nargs="+", help="default: all")
     peers.add_argument("--gate", dest="gates", choices=registry.NAMES, nargs="+", help="default: all")
     peers.add_argument("--from", dest="runs", metavar="FILE", type=Path, nargs="+", help="peers.json of runs elsewhere")
     peers.add_argument("--output", metavar="FOLDER", type=Path, default=_AUDITS, help="default: %(default)s")
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or not int(text):
+        raise argparse.ArgumentTypeError(f"'{text}' is no number of kernels, 1 or more")
+    return int(text)
 
 
 def _minutes(text: str) -> float:
@@ -95,11 +106,11 @@ def evidence_command(
 ) -> int:
     """Runs gates, or reads runs, and stores what they said beside what is stored of other kernels and gates. Refused or
     NotRun before anything is written. What was found is stored after each gate, or piece, and kept as the last run: one
-    that ends early loses no finding, and is gone on with by --missing."""
+    that ends early loses no finding, and is gone on with by --missing. Results of pieces are kept below _PIECES."""
     from dhp_safe_fa import _inspect
     from dhp_safe_fa.bench.environment import git_commit
 
-    in_pieces = bool(arguments.missing or arguments.devices or arguments.minutes)
+    in_pieces = bool(arguments.missing or arguments.devices or arguments.minutes or arguments.piece)
     if arguments.runs and (in_pieces or arguments.kernel or arguments.family or arguments.quick):
         raise writer.Refused(f"{_OF_A_RUN} are of a new run: not with --from")
     _require_folder(arguments.output.parent)
@@ -116,9 +127,10 @@ def evidence_command(
             for name in run["how"]["kernels"] if "sass" in run else ():
                 if name not in listings and any(report.get("kernel") == name for report in run["sass"]):
                     listings[name] = writer.listing_digest(_inspect.cubin(name))
-        before = _stored(arguments.output)
-        standing.update(dict.fromkeys(writer.not_taken_back(runs, kernels, now, before)))
-        writer.write(writer.assemble(runs, kernels, listings, now, before), arguments.output)
+        with _alone():
+            before = _stored(arguments.output)
+            standing.update(dict.fromkeys(writer.not_taken_back(runs, kernels, now, before)))
+            writer.write(writer.assemble(runs, kernels, listings, now, before), arguments.output)
 
     def keep(run: dict[str, Any]) -> None:
         _keep(run)
@@ -130,10 +142,8 @@ def evidence_command(
         runs = [_read(path) for path in arguments.runs]
         store(runs)
     elif in_pieces:
-        wanted = _wanted(arguments, kernels, now)
-        if not any(wanted.values()):
-            out.print(f"nothing is missing in {escape(str(arguments.output))}")
-            return EXIT_CODES[PASS]
+        wanted, found = _wanted(arguments, kernels, now)
+        standing.update(dict.fromkeys(found if arguments.missing else ()))
         runs, without = _in_pieces(arguments, wanted, store, out)
     else:
         names = _chosen(arguments, kernels)
@@ -146,10 +156,12 @@ def evidence_command(
     looked_at = {name for run in runs for name in run["how"]["kernels"]}
     for name, gate in standing:
         failed_before = f"{name}: {gate} has failed on these bytes, with all taking part that takes part now"
-        out.print(escape(f"{failed_before}: its PASS is not stored, a second look takes no finding back"))
-    verdict = worst([writer.verdict(runs), *(FAIL for _ in standing), *(NOT_RUN for _ in without)])
-    where = f"stored in {escape(str(arguments.output))}" if runs else "nothing was stored"
-    out.print(f"{verdict}: {len(looked_at)} of {len(kernels)} kernels, {where}")
+        out.print(escape(f"{failed_before}: that stands, a second look takes no finding back"))
+    is_done = in_pieces and not runs and not without
+    verdicts = [PASS if is_done else writer.verdict(runs), *(FAIL for _ in standing), *(NOT_RUN for _ in without)]
+    verdict = worst(verdicts)
+    where = f"stored in {arguments.output}" if runs else f"nothing {'is missing' if is_done else 'was stored'}"
+    out.print(escape(f"{verdict}: {len(looked_at)} of {len(kernels)} kernels, {where}"))
     return EXIT_CODES[verdict]
 
 
@@ -186,18 +198,28 @@ def _keep(run: dict[str, Any]) -> None:
 
 def _wanted(
     arguments: argparse.Namespace, kernels: Sequence[Mapping[str, Any]], now: Mapping[str, str | None]
-) -> dict[str, list[str]]:
-    """Gate to the kernels on which it is asked for."""
-    names = set(_chosen(arguments, kernels))
+) -> tuple[dict[str, list[str]], list[tuple[str, str]]]:
+    """Gate to the kernels on which it is asked for; and of what was asked for kernel and gate of each finding."""
     before = _stored(arguments.output)
+    chosen = set(_chosen(arguments, kernels))
+    of = [kernel for kernel in kernels if kernel["name"] in chosen]
+    gates = [gate for gate in registry.NAMES if gate in arguments.gates]
 
     def is_wanted(kernel: Mapping[str, Any], gate: str) -> bool:
-        if kernel["name"] not in names:
-            return False
         return not arguments.missing or pieces.is_missing(before, kernel, gate, gate in arguments.quick, now)
 
-    gates = (gate for gate in registry.NAMES if gate in arguments.gates)
-    return {gate: [str(kernel["name"]) for kernel in kernels if is_wanted(kernel, gate)] for gate in gates}
+    wanted = {gate: [str(kernel["name"]) for kernel in of if is_wanted(kernel, gate)] for gate in gates}
+    found = [(kernel["name"], gate) for kernel in of for gate in gates if pieces.is_found(before, kernel, gate, now)]
+    return wanted, found
+
+
+@contextmanager
+def _alone() -> Iterator[None]:
+    """Whoever stores evidence reads the file first: no other command of this checkout may write it meanwhile."""
+    LAST_RUN.parent.mkdir(parents=True, exist_ok=True)
+    with (LAST_RUN.parent / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def _in_pieces(
@@ -209,20 +231,25 @@ def _in_pieces(
     """Runs piece by piece: what came of them, as far as a verdict needs it, and the pieces of which nothing came."""
     runs: list[dict[str, Any]] = []
 
-    def store_piece(run: dict[str, Any]) -> None:
+    def store_piece(run: dict[str, Any]) -> str:
         store([run])
         runs.append({"how": {"kernels": run["how"]["kernels"]}, **_verdicts(run)})
+        return writer.said(run)
 
+    devices = gathering.visible(arguments.devices, os.environ)
+    if not any(wanted.values()):
+        return [], []
+    (LAST_RUN.parent / _PIECES).mkdir(parents=True, exist_ok=True)
     without = gathering.gather(
-        pieces.deal(wanted, arguments.quick),
-        arguments.devices or [""],
+        pieces.deal(wanted, arguments.quick, arguments.piece),
+        devices,
         60 * arguments.minutes if arguments.minutes else float("inf"),
-        LAST_RUN.parent / _PIECES,
+        Path(tempfile.mkdtemp(prefix=f"{datetime.now():%Y-%m-%d-%H%M}-", dir=LAST_RUN.parent / _PIECES)),
         store_piece,
         lambda text: out.print(escape(text)),
     )
     for piece in without:
-        out.print(escape(f"not run: {piece}; --missing goes on with it"))
+        out.print(escape(f"not run: {piece}; the same with --missing goes on with it, --piece N makes it smaller"))
     return runs, without
 
 

@@ -11,6 +11,7 @@ from dhp_safe_fa.evidence import Evidence
 
 from .. import registry
 from ..verdict import FAIL, PASS
+from .writer import has_failed
 
 
 @dataclass(frozen=True)
@@ -21,31 +22,48 @@ class Piece:
     kernels: tuple[str, ...]
     quick: bool
 
+    @property
+    def needs_gpu(self) -> bool:
+        return registry.gate(self.gate).executes
+
     def __str__(self) -> str:
         kernels = "1 kernel" if len(self.kernels) == 1 else f"{len(self.kernels)} kernels"
         return f"{self.gate}{' --quick' if self.quick else ''} on {kernels}"
+
+
+def is_found(evidence: Evidence | None, kernel: Mapping[str, Any], gate: str, now: Mapping[str, str | None]) -> bool:
+    """Whether the gate has failed on these bytes with all that takes part now: no second look takes that back, whatever
+    has been stored since."""
+    if evidence is None:
+        return False
+    if has_failed(evidence.failed, kernel, gate, now):
+        return True
+    is_same = evidence.kernels.get(kernel["name"], {}).get("cubin_sha256") == kernel["cubin_sha256"]
+    failed = is_same and evidence.verdict(kernel["name"], gate) == FAIL
+    return failed and not evidence.outdated(kernel["name"], gate, now)
 
 
 def is_missing(
     evidence: Evidence | None, kernel: Mapping[str, Any], gate: str, quick: bool, now: Mapping[str, str | None]
 ) -> bool:
     """Whether the gate has no verdict on the kernel that is about these bytes and all that takes part now, or one from
-    fewer repeats than are asked for. A FAIL is one: a second look would not take it back."""
+    fewer repeats than are asked for. A finding is one."""
+    if is_found(evidence, kernel, gate, now):
+        return False
     if evidence is None or evidence.kernels.get(kernel["name"], {}).get("cubin_sha256") != kernel["cubin_sha256"]:
         return True
-    verdict = evidence.verdict(kernel["name"], gate)
-    if verdict not in (PASS, FAIL) or evidence.outdated(kernel["name"], gate, now):
+    if evidence.verdict(kernel["name"], gate) != PASS or evidence.outdated(kernel["name"], gate, now):
         return True
     run = evidence.runs[evidence.kernels[kernel["name"]]["gates"][gate]["run"]]
-    return verdict == PASS and gate in run["quick"] and not quick
+    return gate in run["quick"] and not quick
 
 
-def deal(wanted: Mapping[str, Sequence[str]], quick: Collection[str]) -> list[Piece]:
-    """Gate to kernels, in pieces of as even a size as can be, at most the gate's own."""
+def deal(wanted: Mapping[str, Sequence[str]], quick: Collection[str], most: int | None = None) -> list[Piece]:
+    """Gate to kernels, in pieces of as even a size as can be; most: the gate's own, if it is not given."""
     return [
         Piece(gate, some, gate in quick)
         for gate, names in wanted.items()
-        for some in _evenly(names, registry.gate(gate).piece)
+        for some in _evenly(names, most or registry.gate(gate).piece)
     ]
 
 

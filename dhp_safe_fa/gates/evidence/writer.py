@@ -119,7 +119,7 @@ def not_taken_back(
         for gate in registry.NAMES
         for run in runs
         if kernel["name"] in run["how"]["kernels"] and gate in run
-        if _result(gate, kernel, run)["verdict"] == PASS and _has_failed(failed, kernel, gate, now)
+        if _result(gate, kernel, run)["verdict"] == PASS and has_failed(failed, kernel, gate, now)
     ]
 
 
@@ -219,7 +219,7 @@ def _entry(
         if len(found) > 1:
             raise Refused(f"{name}: the gate {gate} has {len(found)} results in these runs; one can be stored")
         stays = gate in old and before is not None and bool(found) and _stays(before, name, gate, found[0], now)
-        is_no_news = bool(found) and found[0]["verdict"] == PASS and _has_failed(failed, kernel, gate, now)
+        is_no_news = bool(found) and found[0]["verdict"] == PASS and has_failed(failed, kernel, gate, now)
         if found and not stays and not is_no_news:
             gates[gate] = found[0]
         elif gate in old:
@@ -259,7 +259,7 @@ def _failed(before: evidence.Evidence) -> dict[str, dict[str, list[dict[str, str
     return failed
 
 
-def _has_failed(
+def has_failed(
     failed: Mapping[str, Mapping[str, Sequence[Mapping[str, str | None]]]],
     kernel: Mapping[str, Any],
     gate: str,
@@ -343,6 +343,23 @@ def _brief(value: Any) -> Any:
         return _brief(value["value"])
     opcodes = {key for key in value if ":" in key and key.partition(":")[0] in value}
     return {key: _brief(one) for key, one in value.items() if key not in opcodes and key not in _BULK}
+
+
+def said(run: Mapping[str, Any], most: int = 3) -> str:
+    """What the gates said, in a line: of what is no PASS, the first few."""
+    results = [result for gate in registry.NAMES for result in run.get(gate, ())]
+    others = [result for result in results if result["verdict"] != PASS]
+    if not others:
+        return PASS
+    lines = [": ".join(str(part) for part in _of_result(result)) for result in others[:most]]
+    more = [f"and {len(others) - most} more"] if len(others) > most else []
+    return "; ".join([*lines, *more])
+
+
+def _of_result(result: Mapping[str, Any]) -> list[str]:
+    """Subject, verdict, and the first thing that speaks against it; the gate sass has findings of its own form."""
+    problems = result.get("problems") or [finding["kind"] for finding in result.get("secret_findings", ())]
+    return [result.get("subject") or result["kernel"], result["verdict"], *problems[:1]]
 
 
 def verdict(runs: Sequence[Mapping[str, Any]]) -> str:
