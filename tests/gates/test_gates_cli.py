@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -163,6 +164,54 @@ def test_policy_says_who_writes_public_memory(mask: str, wait: str, code: int, t
     table = {"kernel": "use", "parameter": 0, "name": "table", "reason": "made of public lengths", "made_by": "make"}
     path.write_text(json.dumps({"declassifications": [], "public_memory": [lengths, table]}))
     assert gate("--cubin", cubin, "--policy", path)[0] == code
+
+
+def test_the_shipped_policy_is_for_shipped_kernels(tmp_path: Path) -> None:
+    """Its patterns are names, and anybody may give a kernel the name tiles."""
+    cubin = compile_cubin(tmp_path, LEAKY.replace("gather", "tiles"))
+    code, (report,) = gate("--cubin", cubin, json_file=tmp_path / "o.json")
+    assert (code, report["kernel"], report["public_memory"]) == (1, "tiles", [])
+    rule = {"kernel": "tiles", "parameter": 0, "name": "places", "reason": "the places are public"}
+    (own := tmp_path / "policy.json").write_text(json.dumps({"public_memory": [rule]}))
+    assert gate("--cubin", cubin, "--policy", own)[0] == 0, "a policy of one's own is for whatever it names"
+
+
+def test_a_shipped_kernel_is_itself_in_a_file(tmp_path: Path) -> None:
+    cubins = {cubin.name: cubin.data for cubin in targets.shipped()}
+    (path := tmp_path / "unnamed.cubin").write_bytes(cubins["tiles"])
+    code, (report,) = gate("--cubin", path, json_file=tmp_path / "o.json")
+    assert (code, report["kernel"], len(report["public_memory"])) == (0, "tiles", 5)
+
+
+def test_a_cubin_without_kernels_is_not_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As every file of the host alone has one in a library."""
+    assert gate("--cubin", compile_cubin(tmp_path, "__constant__ int table[4];"))[0] == 2
+    assert "holds no kernel" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('{"declassifications": [{"effect": "accepted"}]}', "declassification 1: kernel is missing"),
+        (
+            '{"declassifications": [{"effect": "x", "kernel": "*", "instruction": "*", "reason": "long enough"}]}',
+            "effect is 'x'; supported: public-result, accepted",
+        ),
+        (
+            '{"declassifications": [{"effect": "accepted", "kernel": "*", "instruction": "*", "reason": "public"}]}',
+            "reason is 'public'; supported: 10 letters or more",
+        ),
+        ('{"public_memory": [{"parametr": 8}]}', "public memory 1: parametr is unknown; there are kernel, parameter"),
+        ('{"public_memory": {}}', "public_memory is no list"),
+        ('{"public": []}', "no list called declassifications or public_memory"),
+        ('{"public_memory": [7]}', "public memory 1: is no object with kernel, parameter"),
+    ],
+)
+def test_a_bad_policy_is_told_what_is_wrong(text: str, said: str, tmp_path: Path) -> None:
+    path = tmp_path / "policy.json"
+    path.write_text(text)
+    with pytest.raises(PolicyError, match=re.escape(said)):
+        load(path)
 
 
 @pytest.mark.parametrize(

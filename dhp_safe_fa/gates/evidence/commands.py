@@ -114,6 +114,8 @@ def evidence_command(
     if arguments.runs and (in_pieces or arguments.kernel or arguments.family or arguments.quick):
         raise writer.Refused(f"{_OF_A_RUN} are of a new run: not with --from")
     _require_folder(arguments.output.parent)
+    if arguments.output.is_dir():
+        raise writer.Refused(f"--output {arguments.output}: is a folder; a file is needed")
     kernels, now = _inspect.kernels(), provenance.here()
     built = _inspect.build_info()["sources"]["all"]
     writer.require_clean_build(evidence.held(), git_commit(*writer.SOURCES)["dirty"], built)

@@ -115,7 +115,7 @@ def parse_listing(text: str) -> Program:
         else:
             raise ListingError(f"cannot read: {line}")
     program.sections[section] = (start, len(program.code))
-    if not program.kernels and FRAGMENT in program.sections:
+    if program.code and not program.kernels and list(program.sections) == [FRAGMENT]:
         program.kernels.append(FRAGMENT)
         program.labels.setdefault(FRAGMENT, 0)
     return program

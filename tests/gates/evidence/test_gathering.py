@@ -421,6 +421,7 @@ def test_what_is_no_pass_is_said() -> None:
     ("options", "said"),
     [
         (["--devices", "0", "0"], "each GPU once"),
+        (["--output", "."], "is a folder"),
         (["--missing", "--from", "run.json"], "not with --from"),
         (["--minutes", "5", "--from", "run.json"], "not with --from"),
         (["--missing", "--kernel", "nosuch"], "nosuch"),
@@ -429,7 +430,7 @@ def test_what_is_no_pass_is_said() -> None:
 def test_what_does_not_go_together_is_refused(
     options: list[str], said: str, build: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert cli.main(["evidence", *options, "--output", str(tmp_path / "evidence.json")]) == 2
+    assert cli.main(["evidence", "--output", str(tmp_path / "evidence.json"), *options]) == 2
     assert said in capsys.readouterr().err
     assert not (tmp_path / "evidence.json").exists()
 
