@@ -203,15 +203,16 @@ def _wanted(
 ) -> tuple[dict[str, list[str]], list[tuple[str, str]]]:
     """Gate to the kernels on which it is asked for; and of what was asked for kernel and gate of each finding."""
     before = _stored(arguments.output)
+    failed = writer.findings(before)
     chosen = set(_chosen(arguments, kernels))
     of = [kernel for kernel in kernels if kernel["name"] in chosen]
     gates = [gate for gate in registry.NAMES if gate in arguments.gates]
 
     def is_wanted(kernel: Mapping[str, Any], gate: str) -> bool:
-        return not arguments.missing or pieces.is_missing(before, kernel, gate, gate in arguments.quick, now)
+        return not arguments.missing or pieces.is_missing(before, failed, kernel, gate, gate in arguments.quick, now)
 
     wanted = {gate: [str(kernel["name"]) for kernel in of if is_wanted(kernel, gate)] for gate in gates}
-    found = [(kernel["name"], gate) for kernel in of for gate in gates if pieces.is_found(before, kernel, gate, now)]
+    found = [(kernel["name"], gate) for kernel in of for gate in gates if writer.has_failed(failed, kernel, gate, now)]
     return wanted, found
 
 

@@ -10,8 +10,8 @@ from typing import Any
 from dhp_safe_fa.evidence import Evidence
 
 from .. import registry
-from ..verdict import FAIL, PASS
-from .writer import has_failed
+from ..verdict import PASS
+from .writer import Findings, has_failed
 
 
 @dataclass(frozen=True)
@@ -31,24 +31,18 @@ class Piece:
         return f"{self.gate}{' --quick' if self.quick else ''} on {kernels}"
 
 
-def is_found(evidence: Evidence | None, kernel: Mapping[str, Any], gate: str, now: Mapping[str, str | None]) -> bool:
-    """Whether the gate has failed on these bytes with all that takes part now: no second look takes that back, whatever
-    has been stored since."""
-    if evidence is None:
-        return False
-    if has_failed(evidence.failed, kernel, gate, now):
-        return True
-    is_same = evidence.kernels.get(kernel["name"], {}).get("cubin_sha256") == kernel["cubin_sha256"]
-    failed = is_same and evidence.verdict(kernel["name"], gate) == FAIL
-    return failed and not evidence.outdated(kernel["name"], gate, now)
-
-
 def is_missing(
-    evidence: Evidence | None, kernel: Mapping[str, Any], gate: str, quick: bool, now: Mapping[str, str | None]
+    evidence: Evidence | None,
+    failed: Findings,
+    kernel: Mapping[str, Any],
+    gate: str,
+    quick: bool,
+    now: Mapping[str, str | None],
 ) -> bool:
     """Whether the gate has no verdict on the kernel that is about these bytes and all that takes part now, or one from
-    fewer repeats than are asked for. A finding is one."""
-    if is_found(evidence, kernel, gate, now):
+    fewer repeats than are asked for. A finding is one: no second look takes it back, whatever has been stored since.
+    failed: ``writer.findings`` of the evidence."""
+    if has_failed(failed, kernel, gate, now):
         return False
     if evidence is None or evidence.kernels.get(kernel["name"], {}).get("cubin_sha256") != kernel["cubin_sha256"]:
         return True

@@ -84,7 +84,7 @@ def assemble(
     """
     for run in runs:
         require_made_as_evidence(run, kernels, now)
-    failed = _failed(before) if before else {}
+    failed = findings(before)
     entries = {kernel["name"]: _entry(kernel, listings, runs, now, before, failed) for kernel in kernels}
     heads = [*map(_head, runs), *(before.runs if before else ())]
     used = sorted({gate["run"] for entry in entries.values() for gate in entry["gates"].values()})
@@ -112,7 +112,7 @@ def not_taken_back(
     before: evidence.Evidence | None,
 ) -> list[tuple[str, str]]:
     """Kernel and gate of each PASS in these runs that `assemble` leaves out. A second look takes no finding back."""
-    failed = _failed(before) if before else {}
+    failed = findings(before)
     return [
         (kernel["name"], gate)
         for kernel in kernels
@@ -203,7 +203,7 @@ def _entry(
     runs: Sequence[Mapping[str, Any]],
     now: Mapping[str, str | None],
     before: evidence.Evidence | None,
-    failed: Mapping[str, Any],
+    failed: Findings,
 ) -> dict[str, Any]:
     """Of one kernel. The place of a gate's run is one among the runs, and then those of before."""
     name, sha256 = kernel["name"], kernel["cubin_sha256"]
@@ -244,9 +244,14 @@ def _stays(
     return old == FAIL or (old not in (INVALID, NOT_RUN) and not before.outdated(name, gate, now))
 
 
-def _failed(before: evidence.Evidence) -> dict[str, dict[str, list[dict[str, str | None]]]]:
-    """By cubin and gate each finding that was ever stored: the digests of what may have taken part, needed today or
-    not."""
+# By cubin and gate each finding that was ever stored: the digests of what may have taken part, needed today or not.
+Findings = dict[str, dict[str, list[dict[str, "str | None"]]]]
+
+
+def findings(before: evidence.Evidence | None) -> Findings:
+    """Those that are remembered, and those that are the verdict today."""
+    if before is None:
+        return {}
     failed = copy.deepcopy(before.failed)
     for name, entry in before.kernels.items():
         for gate, result in entry["gates"].items():
@@ -260,7 +265,7 @@ def _failed(before: evidence.Evidence) -> dict[str, dict[str, list[dict[str, str
 
 
 def has_failed(
-    failed: Mapping[str, Mapping[str, Sequence[Mapping[str, str | None]]]],
+    failed: Findings,
     kernel: Mapping[str, Any],
     gate: str,
     now: Mapping[str, str | None],

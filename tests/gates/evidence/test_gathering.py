@@ -19,8 +19,8 @@ from evidence_samples import HELD, KERNELS, LISTINGS, NOW, gate_result, some_con
 
 from dhp_safe_fa import _inspect, evidence
 from dhp_safe_fa.gates import cli, provenance, registry
-from dhp_safe_fa.gates.evidence import commands, gathering, writer
-from dhp_safe_fa.gates.evidence.pieces import Piece, deal, is_found, is_missing
+from dhp_safe_fa.gates.evidence import commands, gathering, pieces, writer
+from dhp_safe_fa.gates.evidence.pieces import Piece, deal
 from dhp_safe_fa.gates.tools import NotRun
 from dhp_safe_fa.gates.verdict import FAIL, INVALID, NOT_RUN, PASS
 
@@ -31,6 +31,16 @@ def loaded(content: dict[str, Any], folder: Path) -> evidence.Evidence:
     path = folder / "evidence.json"
     writer.write(content, path)
     return evidence.load(path)
+
+
+def is_missing(
+    known: evidence.Evidence | None, kernel: dict[str, Any], gate: str, quick: bool, now: dict[str, str | None]
+) -> bool:
+    return pieces.is_missing(known, writer.findings(known), kernel, gate, quick, now)
+
+
+def is_found(known: evidence.Evidence, kernel: dict[str, Any], gate: str, now: dict[str, str | None]) -> bool:
+    return writer.has_failed(writer.findings(known), kernel, gate, now)
 
 
 # ---- what is missing -------------------------------------------------------------------------------------------------
