@@ -24,7 +24,7 @@ from ..verdict import ControlOutcome, GateResult, Progress, conclude
 from .clock import Clock, GpuClock, Job
 from .controls import Delays, delay_outcomes, planted_outcome, planted_study
 from .inputs import POWER, POWER_REFERENCE, REFERENCE, SAME
-from .judge import Judged, Study, compare, judge
+from .judge import Enough, Judged, Study, compare, judge
 from .stats import permutations_for
 
 GATE = "timing"
@@ -32,8 +32,10 @@ GATE = "timing"
 _SEED = 20
 
 # In cycles: a run that could only have found more than this is no evidence of constant time. The gate's shapes have
-# eight tiles of keys or more, so 2 % is a sixth of the time that one tile takes; stored runs resolve 0.1 to 0.9 %.
+# eight tiles of keys or more, so 2 % is a sixth of the time that one tile takes. In full a quarter of that is looked
+# for. 400 blocks resolve 0.2 % where a launch takes half a millisecond, and 2.4 % at worst (H200).
 CEILING_PERCENT = 2.0
+_FULL_PERCENT = 0.5
 
 
 @dataclass(frozen=True)
@@ -42,21 +44,39 @@ class Extent:
 
     Attributes:
         shapes: of each subject, at most.
-        blocks: launches of each class on a subject; of the planted controls, and of the power classes.
+        blocks: launches of each class on a subject at least; of the planted controls, and of the power classes.
+        enough: how many more it may be, and for what.
         sustained_s: length of one back-to-back run.
         repeats: back-to-back runs of each class.
     """
 
     shapes: int
     blocks: int
+    enough: Enough
     control_blocks: int
     power_blocks: int
     sustained_s: float
     repeats: int
 
 
-QUICK = Extent(shapes=2, blocks=400, control_blocks=150, power_blocks=100, sustained_s=0.05, repeats=2)
-FULL = Extent(shapes=4, blocks=2000, control_blocks=400, power_blocks=400, sustained_s=0.2, repeats=3)
+QUICK = Extent(
+    shapes=2,
+    blocks=400,
+    enough=Enough(CEILING_PERCENT, 1600),
+    control_blocks=150,
+    power_blocks=100,
+    sustained_s=0.05,
+    repeats=2,
+)
+FULL = Extent(
+    shapes=4,
+    blocks=400,
+    enough=Enough(_FULL_PERCENT, 8000),
+    control_blocks=400,
+    power_blocks=400,
+    sustained_s=0.2,
+    repeats=3,
+)
 
 
 def attention_job(subject: Subject, shape: Shape, contents: dict[str, Any]) -> Job:
@@ -134,6 +154,10 @@ def _detectable(one: Judged) -> str:
     return f"{one.detectable_percent:.2f} % ({one.detectable_ns:.0f} ns)"
 
 
+def _span(numbers: Sequence[int]) -> str:
+    return f"{min(numbers)} to {max(numbers)}" if len(set(numbers)) > 1 else str(numbers[0])
+
+
 def result_of(
     subject: Subject, judged: Sequence[Judged], channel: dict[str, Any], outcomes: list[ControlOutcome]
 ) -> GateResult:
@@ -160,7 +184,7 @@ def result_of(
     percent, name = max(by_clock, key=lambda pair: abs(pair[0]), default=(0.0, ""))
     figures = {
         "shapes": len(judged),
-        "blocks": len(judged[0].first.sample.ns),
+        "blocks": _span([len(one.first.sample.ns) for one in judged]),
         "difference": f"{len(found)} found" if found else f"none found at {_detectable(weakest)}",
         "by the clock alone": f"{name} {percent:+.2f} %" if name else "none found",
         "power: interleaved %": _largest(channel, "interleaved_percent"),
@@ -193,7 +217,7 @@ def run_on(clock: Clock, subjects: Sequence[Subject], extent: Extent, progress: 
         progress(text, min(done, total), total)
 
     studies = [_matched_study(subject, shape) for subject in subjects for shape in chosen[subject.name]]
-    judged = judge(studies, clock, extent.blocks, rng, tell)
+    judged = judge(studies, clock, extent.blocks, rng, tell, extent.enough)
     results = []
     for subject in subjects:
         tell(f"{subject.name}: power")

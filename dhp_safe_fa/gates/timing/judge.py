@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -21,6 +23,7 @@ from .stats import (
     detectable,
     holm,
     permutations_for,
+    trimmed_error,
     upper_bound,
 )
 
@@ -55,6 +58,30 @@ class Study:
     def columns(self) -> tuple[str, ...]:
         """The reference twice: half its noise, and exchanging labels has something to exchange with."""
         return (self.reference, self.reference, *self.same, *self.tested)
+
+
+@dataclass(frozen=True)
+class Enough:
+    """Until when a study is measured.
+
+    Attributes:
+        percent: so large a difference would be found, in % of the reference.
+        most: blocks at most.
+    """
+
+    percent: float
+    most: int
+
+    def blocks(self, sample: Sample, same: int, tests: int) -> int:
+        """How many blocks it takes, by the noise of some. That alone decides, and not what was found; two stages as in
+        Stein, Annals of Mathematical Statistics 1945. same: how many classes are identical."""
+        reference = sample.cycles[:, :2].mean(axis=1)
+        error = max(trimmed_error(times - reference) for times in sample.cycles[:, 2:].T)
+        alike = [Contrast(0.0, error, 1.0)] * same
+        of_clocks = max(one.error for one in by_clock(sample.cycles, sample.ns))
+        found = detectable(alike, error, tests) + ByClock(0.0, of_clocks).most
+        wanted = self.percent / 100 * float(np.median(reference))
+        return min(self.most, math.ceil(len(sample.cycles) * (found / wanted) ** 2))
 
 
 @dataclass
@@ -197,11 +224,27 @@ def _percentiles(comparison: Comparison) -> dict[str, list[float]]:
     return {name: np.percentile(np.concatenate(cycles), PERCENTILES).tolist() for name, cycles in columns.items()}
 
 
-def compare(study: Study, clock: Clock, blocks: int, permutations: int, rng: np.random.Generator) -> Comparison:
-    """Measure a study once; p-values are not corrected yet. NotRun if the clock's times are no times."""
+def _measure(study: Study, clock: Clock, blocks: int, rng: np.random.Generator) -> Sample:
+    """NotRun if the clock's times are no times."""
     sample = clock.interleaved(study.make(), study.columns, blocks, rng)
     if not all(np.isfinite(times).all() and (times > 0).all() for times in (sample.ns, sample.cycles)):
         raise NotRun(f"{study.name}: the clock gave a time that is no positive number")
+    return sample
+
+
+def compare(
+    study: Study,
+    clock: Clock,
+    blocks: int,
+    permutations: int,
+    rng: np.random.Generator,
+    enough: Callable[[Sample], int] = lambda sample: 0,
+) -> Comparison:
+    """Measure a study once; p-values are not corrected yet. enough: how many blocks are needed, by the first ones."""
+    sample = _measure(study, clock, blocks, rng)
+    if (more := enough(sample) - len(sample.cycles)) > 0:
+        rest = _measure(study, clock, more, rng)
+        sample = Sample(np.concatenate([sample.ns, rest.ns]), np.concatenate([sample.cycles, rest.cycles]))
 
     names = study.columns[2:]
 
@@ -234,8 +277,10 @@ def judge(
     blocks: int,
     rng: np.random.Generator,
     progress: Callable[[str], None] = lambda _: None,
+    enough: Enough | None = None,
 ) -> list[Judged]:
-    """Measure all studies, correct for the number of tests among them, and measure again where something was found.
+    """Measure all studies, correct for the number of tests among them, and measure again where something was found, in
+    as many blocks. enough: in more than `blocks`, if that takes more.
 
     A difference is what is found twice: in the multiprocessor's cycles, corrected p below ALPHA, effect above the bound
     of identical classes and LEAST_CYCLES, and beyond what the class's clock may explain, and the same sign. So the
@@ -255,7 +300,8 @@ def judge(
     firsts = []
     for study in studies:
         progress(study.name)
-        firsts.append(compare(study, clock, blocks, permutations, rng))
+        until = partial(enough.blocks, same=len(study.same), tests=tests) if enough else lambda sample: 0
+        firsts.append(compare(study, clock, blocks, permutations, rng, until))
     _correct([first.cycles for first in firsts])
     _correct([first.ns for first in firsts])
     judged = [Judged(first, 100 * first.cycles.detectable(tests) / first.reference_cycles) for first in firsts]
@@ -263,7 +309,7 @@ def judge(
     seconds = []
     for one in suspected:
         progress(f"{one.first.study.name}, again")
-        seconds.append(compare(one.first.study, clock, blocks, permutations, rng))
+        seconds.append(compare(one.first.study, clock, len(one.first.sample.cycles), permutations, rng))
     _correct([second.cycles for second in seconds])
     for one, second in zip(suspected, seconds, strict=True):
         _settle(one, second.cycles)
