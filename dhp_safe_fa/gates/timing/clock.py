@@ -48,9 +48,10 @@ _STAMP = b"""
 """
 _FIELDS = 3  # of a stamp: nanoseconds, cycles, multiprocessor
 
-# Between two launches the GPU does next to nothing for this long, so that power drawn by one class is not still felt
-# in the next. A thousand instead of a hundred changed nothing. With 30 (an H200, another run) five of seven kernels
-# resolve as much as they did with 100, or more, and the two shortest 0.33 and 0.92 % instead of 0.30 and 0.61.
+# Between two launches the GPU does next to nothing for this long, or for as long as a launch takes if that is longer:
+# so the power drawn by one class is not still felt in the next, and an H200 stays below its power limit (600 W of 700,
+# where 30 us behind launches of 0.2 and 0.5 ms let it run at 690), at which its clock is changed in mid-launch. Eight
+# times as long changed nothing, nor did a hundred us behind short launches.
 GAP_US = 30.0
 _CYCLES_PER_US = 1980  # of an H100 at its highest clock; a lower clock only makes the gap longer
 # Part of the blocks in which the second stamp of every launch lands where the first one did: an otherwise idle GPU
@@ -149,12 +150,24 @@ class GpuClock:
         for buffer, tensor in zip(job.buffers, job.contents[name], strict=True):
             buffer.copy_(tensor)
 
+    @staticmethod
+    def _gap(graph: torch.cuda.CUDAGraph) -> int:
+        """How long to idle between two launches, in cycles of the highest clock."""
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        graph.replay()  # the first one also sets up
+        begin.record()
+        graph.replay()
+        end.record()
+        end.synchronize()
+        return int(max(GAP_US, 1e3 * begin.elapsed_time(end)) * _CYCLES_PER_US)
+
     def interleaved(self, job: Job, columns: Sequence[str], blocks: int, rng: np.random.Generator) -> Sample:
         record = torch.zeros(2, _FIELDS, dtype=torch.int64, device="cuda")
         records = torch.zeros(blocks, len(columns), 2, _FIELDS, dtype=torch.int64, device="cuda")
         evict = l2.eviction_buffer()
         with job.context():
             graph = self._capture(job, 1, record)
+            gap = self._gap(graph)
             for block in range(blocks):
                 for column in rng.permutation(len(columns)):
                     self._fill(job, columns[column])
@@ -162,7 +175,7 @@ class GpuClock:
                     evict.zero_()
                     # not timed: leaves caches and TLBs as every launch finds them
                     graph.replay()
-                    torch.cuda._sleep(int(GAP_US * _CYCLES_PER_US))
+                    torch.cuda._sleep(gap)
                     graph.replay()
                     records[block, column].copy_(record)
                 torch.cuda.synchronize()

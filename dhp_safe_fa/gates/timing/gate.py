@@ -61,7 +61,7 @@ class Extent:
 
 QUICK = Extent(
     shapes=2,
-    blocks=400,
+    blocks=200,
     enough=Enough(CEILING_PERCENT, 1600),
     control_blocks=150,
     power_blocks=100,
@@ -70,7 +70,7 @@ QUICK = Extent(
 )
 FULL = Extent(
     shapes=4,
-    blocks=400,
+    blocks=200,
     enough=Enough(_FULL_PERCENT, 8000),
     control_blocks=400,
     power_blocks=400,
