@@ -207,8 +207,12 @@ class Policy(TorchFunctionMode):
             return _multi_head(query, key, *args, **kwargs)
 
     def _refuse_or_note(self, query: Tensor, key: Tensor, reason: str | None, *others: Any) -> None:
-        if self.refuses and reason is not None:
-            self.refuse(reason)
+        if reason is not None:
+            if self.refuses:
+                self.refuse(reason)
+            for policy in _outside() if self.serves else ():
+                if policy.refuses:  # so that torch does not run, as this one would say
+                    policy._refuse_or_note(query, key, reason, *others)
         if torch.compiler.is_dynamo_compiling():
             torch._dynamo.comptime.comptime(_note_traced)
             # Written by the graph each time that it runs, of whatever policy of this kind it then runs under; never
