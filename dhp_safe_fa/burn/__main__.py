@@ -104,6 +104,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             file.append(args.log, record)
             tables.show_record(record, tables.make_console())
             return 0
+        if not args.log.exists():
+            raise LogError(f"--log {args.log}: there is no such log; `run`, `baseline` and `import` begin one")
         _look(args, file.load(args.log))
     except KeyboardInterrupt:
         print("dhp_safe_fa.burn: interrupted; nothing was recorded", file=sys.stderr)

@@ -123,6 +123,9 @@ def test_plot(path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
 
 def test_an_empty_log(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     empty = tmp_path / "none.jsonl"
+    for command in (["log"], ["log", "x"], ["roofline"]):
+        assert f"--log {empty}: there is no such log" in refused(empty, capsys, *command)
+    empty.touch()
     assert "orig. I4" in shown(empty, capsys, "log")
     assert "no iteration has times yet" in refused(empty, capsys, "roofline")
     assert "no iteration in the log has times" in refused(empty, capsys, "plot", "--out", str(tmp_path / "x.png"))
