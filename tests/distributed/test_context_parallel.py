@@ -223,6 +223,15 @@ def in_a_compiled_function(device: str) -> None:
     assert same_bits(torch.autograd.grad(compiled(q).sum(), q)[0], expected[0])
     with pytest.raises(torch._dynamo.exc.Unsupported, match="ContextParallel waits for other ranks"):
         torch.compile(function, fullgraph=True)(q)
+    balanced = ContextParallel(balanced=True)
+    place = torch.compile(
+        lambda t: (balanced.shard(t, 1), balanced.positions(t.shape[1])), backend="eager", dynamic=True, fullgraph=True
+    )
+    for length in (9, 10, 23):
+        tokens = torch.arange(3 * length).view(3, length)
+        shard, positions = place(tokens)
+        assert torch.equal(shard, balanced.shard(tokens, 1))
+        assert torch.equal(positions, balanced.positions(length))
 
 
 def test_compiled(processes: Processes) -> None:

@@ -139,6 +139,18 @@ def arguments_of_one_process(device: str) -> None:
     for heads in (0, 1.5, "1"):
         with pytest.raises(RuntimeError, match=f"heads_at_once: {heads}; supported: 1 or more, or None"):
             ContextParallel(mesh, heads_at_once=heads)  # type: ignore[arg-type]
+    for wrong, sentence in (
+        (lambda: ContextParallel([0, 1]), "ContextParallel: ranks: list; supported: a ProcessGroup"),  # type: ignore[arg-type]
+        (lambda: ContextParallel(mesh, balanced="no"), "balanced: 'no'; supported: True or False"),  # type: ignore[arg-type]
+        (lambda: ContextParallel(mesh).shard([1, 2], 0), "shard: whole: list; expected a tensor of rank 1 or more"),  # type: ignore[arg-type]
+        (lambda: ContextParallel(mesh).shard(q, 4), "shard: dim: 4; supported for whole, of rank 4: -4 to 3"),
+        (lambda: ContextParallel(mesh).unshard(q, -5), "unshard: dim: -5; supported for local, of rank 4: -4 to 3"),
+        (lambda: ContextParallel(mesh).shard(q, 2.0), "shard: dim: 2.0; supported"),  # type: ignore[arg-type]
+        (lambda: ContextParallel(mesh).positions(-1), "positions: length: -1; supported: whole numbers from 0"),
+        (lambda: ContextParallel(mesh).positions(7.5), "positions: length: 7.5; supported"),  # type: ignore[arg-type]
+    ):
+        with pytest.raises(RuntimeError, match=re.escape(sentence)):
+            wrong()
     for far in (2**63 - 1, -(2**63)):
         q.grad = None
         out = ContextParallel(mesh).attention(q.requires_grad_(), q, q, is_causal=True, causal_offset=far)

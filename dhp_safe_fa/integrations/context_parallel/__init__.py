@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from numbers import Integral
 from typing import Any, TypeVar
 
 import torch
@@ -22,6 +23,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
+from dhp_safe_fa._operator.scalars import shown, wrong_flag
 from dhp_safe_fa._ops import Alignment
 from dhp_safe_fa._policy import Policy
 from dhp_safe_fa.integrations.context_parallel.agreement import (
@@ -35,7 +37,7 @@ from dhp_safe_fa.integrations.context_parallel.agreement import (
     yes_or_no,
 )
 from dhp_safe_fa.integrations.context_parallel.arriving import Broadcast
-from dhp_safe_fa.integrations.context_parallel.asked import Asked, dense, packed
+from dhp_safe_fa.integrations.context_parallel.asked import Asked, check_tensors, dense, packed
 from dhp_safe_fa.integrations.context_parallel.attention import (
     Call,
     DhpAttentionOverRanks,
@@ -57,6 +59,15 @@ def _uncompiled(method: Method) -> Method:
     reason = "ContextParallel waits for other ranks; supported: without fullgraph=True"
     uncompiled: Method = torch.compiler.disable(method, reason=reason)
     return uncompiled
+
+
+def _dimension(call: str, name: str, tensor: object, dim: object) -> int:
+    """Counted from the first one."""
+    check_tensors(call, "of rank 1 or more", **{name: tensor})
+    rank = tensor.dim() if isinstance(tensor, Tensor) else 0
+    if not isinstance(dim, Integral) or not -rank <= int(dim) < rank:
+        refuse(call, f"dim: {shown(dim)}; supported for {name}, of rank {rank}: {-rank} to {rank - 1}")
+    return range(rank)[int(dim)]
 
 
 class ContextParallel:
@@ -96,6 +107,11 @@ class ContextParallel:
                     f"ContextParallel: ranks: a mesh of {ranks.ndim} dimensions; supported: one, as mesh['name'] gives"
                 )
             ranks = ranks.get_group()
+        if not (ranks is None or isinstance(ranks, dist.ProcessGroup) or ranks is dist.GroupMember.NON_GROUP_MEMBER):
+            raise RuntimeError(
+                f"ContextParallel: ranks: {type(ranks).__name__}; supported: a ProcessGroup that this process is in, a "
+                "DeviceMesh of one dimension, or None"
+            )
         group = dist.group.WORLD if ranks is None else ranks
         if group is None:
             raise RuntimeError("ContextParallel: ranks: None, and torch.distributed is not initialised")
@@ -105,8 +121,10 @@ class ContextParallel:
             raise RuntimeError(f"ContextParallel: heads_at_once: {heads_at_once}; supported: 1 or more, or None")
         if not (isinstance(multiple, int) and multiple >= 1):
             raise RuntimeError(f"ContextParallel: multiple: {multiple}; supported: 1 or more")
+        if wrong := wrong_flag(balanced):
+            raise RuntimeError(f"ContextParallel: balanced: {wrong}")
         self._group = group
-        self._balanced = balanced
+        self._balanced = bool(balanced)
         self._multiple = multiple
         self._heads_at_once = heads_at_once
 
@@ -120,11 +138,21 @@ class ContextParallel:
         """What this rank holds of a tensor that every rank has whole. Nothing travels; differentiable.
 
         Lengths need not be divisible: the first chunks are a row, or `multiple` rows, longer than the others.
+
+        Raises:
+            RuntimeError: whole is no plain tensor, or has no such dimension.
         """
+        dim = _dimension("shard", "whole", whole, dim)
         return torch.cat([whole.narrow(dim, c.start, c.stop - c.start) for c in self._own(whole.shape[dim])], dim)
 
     def positions(self, length: int, device: torch.device | str | None = None) -> Tensor:
-        """Positions of the rows that this rank holds of a sequence of this length, int64."""
+        """Positions of the rows that this rank holds of a sequence of this length, int64.
+
+        Raises:
+            RuntimeError: length is no whole number from 0.
+        """
+        if not isinstance(length, Integral) or length < 0:
+            refuse("positions", f"length: {shown(length)}; supported: whole numbers from 0")
         return self.shard(torch.arange(length, device=device), 0)
 
     @_uncompiled
@@ -134,9 +162,10 @@ class ContextParallel:
         Raises:
             RuntimeError: on every rank, where shapes (but for dim) or dtypes differ, or the lengths are not balanced.
         """
+        dim = _dimension("unshard", "local", local, dim)
         if local.dtype not in DTYPES or local.dim() > 8:
             refuse("unshard", f"local: {local.dtype}, rank {local.dim()}; supported: real dtypes, up to 8 dimensions")
-        local, dim = local.detach(), range(local.dim())[dim]
+        local = local.detach()
         facts = [
             dtype_fact("local: dtype", local.dtype),
             yes_or_no("balanced:", self._balanced),

@@ -75,7 +75,7 @@ def packed(
     softcap: float | None,
 ) -> Asked:
     q, k, v = _local(call, "[rows, H, D]", q=q, k=k, v=v)
-    _check_tensors(call, "[sequences + 1]", cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
+    check_tensors(call, "[sequences + 1]", cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
     known = get_args(Alignment)
     if not isinstance(alignment, str) or alignment not in known:
         refuse(call, f"alignment: {alignment!r}; supported: {', '.join(map(repr, known))}")
@@ -98,7 +98,7 @@ def packed(
 # only one rank has must be one that it can tell the others of.
 
 
-def _check_tensors(call: str, shape: str, **tensors: object) -> None:
+def check_tensors(call: str, shape: str, **tensors: object) -> None:
     for name, tensor in tensors.items():
         if isinstance(tensor, DTensor):
             refuse(call, f"{name}: a DTensor; supported: the local shard, a plain tensor, as to_local() gives")
@@ -108,7 +108,7 @@ def _check_tensors(call: str, shape: str, **tensors: object) -> None:
 
 def _local(call: str, shape: str, **tensors: Tensor) -> list[Tensor]:
     """By autocast's rule for the operators."""
-    _check_tensors(call, shape, **tensors)
+    check_tensors(call, shape, **tensors)
     found = []
     for tensor in tensors.values():
         dtype = autocast.dtype_on(tensor.device.type)

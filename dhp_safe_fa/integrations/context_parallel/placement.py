@@ -30,7 +30,8 @@ def chunks(length: int, ranks: int, balanced: bool, multiple: int = 1) -> list[C
     """A sequence of this length, in order; chunks are as torch.tensor_split makes them of so many rows at a time, the
     first ones longer, and the last one of all as long as what is left."""
     count = 2 * ranks if balanced else ranks
-    size, longer = divmod(-(-length // multiple), count)
+    groups = -(-length // multiple)
+    size, longer = groups // count, groups % count  # torch.compile knows no divmod of sizes
     ends = [min(multiple * (size * (i + 1) + min(i + 1, longer)), length) for i in range(count)]
     return _in_order([end - begin for begin, end in pairwise((0, *ends))], ranks)
 
