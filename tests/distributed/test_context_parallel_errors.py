@@ -79,7 +79,7 @@ def disagreements(device: str) -> None:
         with pytest.raises(RuntimeError) as error:
             call(device, given)
         if own is not None:
-            assert own in str(error.value)
+            assert own in str(error.value), str(error.value)
         elif rank != 1:
             sentence = expected.replace("on rank 0", f"on rank {rank}")
             assert str(error.value).startswith(f"ContextParallel.attention: {sentence}"), str(error.value)
@@ -119,6 +119,19 @@ def shards_that_do_not_fit(device: str) -> None:
     ):
         with pytest.raises(RuntimeError, match=f"ContextParallel.unshard: {expected}"):
             parallel.unshard(mine.to(device), 0)
+    mesh = init_device_mesh(device, (dist.get_world_size(),))
+    mine = torch.full((2, 3), 1.0 + rank, device=device)
+    for wrong, dim, reason in (
+        (mine, 5, "dim: 5; supported for local, of rank 2: -2 to 1"),
+        (None, 1, "local: NoneType; expected a tensor of rank 1 or more"),
+        (mine.to(torch.complex64), 1, "local: torch.complex64, rank 2; supported: real dtypes"),
+        (mine.to_sparse(), 1, "local: a sparse tensor; supported: strided tensors"),
+        (DTensor.from_local(mine, mesh, [Shard(1)]), 1, "local: a DTensor; supported: the local shard"),
+    ):
+        reason = reason if rank == 1 else "rank 1 refused its arguments"
+        with pytest.raises(RuntimeError, match=re.escape(f"ContextParallel.unshard: {reason}")):
+            parallel.unshard(*((wrong, dim) if rank == 1 else (mine, 1)))  # type: ignore[arg-type]
+        assert torch.equal(parallel.unshard(mine, 1), torch.cat([mine - rank + r for r in range(mesh.size())], 1))
 
 
 def test_unshard_of_what_does_not_fit(processes: Processes) -> None:
@@ -147,10 +160,17 @@ def arguments_of_one_process(device: str) -> None:
         (lambda: ContextParallel(mesh).unshard(q, -5), "unshard: dim: -5; supported for local, of rank 4: -4 to 3"),
         (lambda: ContextParallel(mesh).shard(q, 2.0), "shard: dim: 2.0; supported"),  # type: ignore[arg-type]
         (lambda: ContextParallel(mesh).positions(-1), "positions: length: -1; supported: whole numbers from 0"),
+        (lambda: ContextParallel(mesh, multiple=2**63), f"multiple: {2**63}; supported: 1 to 2147483647"),
+        (lambda: ContextParallel(mesh).attention(q, q, q, scale=10**400), "scale: a number of 1329 bits; supported"),
+        (lambda: ContextParallel(mesh).attention(q.to_sparse(), q, q), "q: a sparse tensor; supported: strided"),
         (lambda: ContextParallel(mesh).positions(7.5), "positions: length: 7.5; supported"),  # type: ignore[arg-type]
     ):
         with pytest.raises(RuntimeError, match=re.escape(sentence)):
             wrong()
+    for given in ({"scale": 0.5}, {"causal_offset": 1, "is_causal": True}):  # also in tensors, as elsewhere
+        in_tensors = {name: torch.tensor(value) for name, value in given.items()}
+        out = ContextParallel(mesh).attention(q, q, q, **in_tensors)  # type: ignore[arg-type]
+        assert same_bits(out, ContextParallel(mesh).attention(q, q, q, **given))  # type: ignore[arg-type]
     for far in (2**63 - 1, -(2**63)):
         q.grad = None
         out = ContextParallel(mesh).attention(q.requires_grad_(), q, q, is_causal=True, causal_offset=far)

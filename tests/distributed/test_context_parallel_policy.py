@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from harness import Target, qkv, same_bits
 from processes import Processes, first
 from torch import Tensor
-from torch.distributed.tensor import init_device_mesh
+from torch.distributed.tensor import DTensor, Shard, init_device_mesh
 from torch.distributed.tensor.experimental import context_parallel
 from torch.utils.checkpoint import checkpoint
 
@@ -195,6 +195,13 @@ def what_is_refused(device: str) -> None:
         for call, reason in refused:
             with parallel.policy(), under, pytest.raises(RuntimeError, match=f"ContextParallel.policy: .*{reason}"):
                 call()
+    mesh = init_device_mesh(device, (dist.get_world_size(),))
+    dtensor = DTensor.from_local(q, mesh, [Shard(2)])
+    for call, reason in (refused[3], (lambda: sdpa(dtensor, k, v), "query: a DTensor")):
+        is_wrong = dist.get_rank() == 1
+        said = f"ContextParallel.policy: .*{reason}" if is_wrong else "rank 1 refused its arguments"
+        with parallel.policy(), pytest.raises(RuntimeError, match=said):
+            call() if is_wrong else sdpa(q, k, v)
     with parallel.policy():
         parallel.attention(q, k, v)  # is served, and so is what comes after all that was refused
         sdpa(q, k, v)

@@ -14,7 +14,8 @@ wherever the sequence is cut. docs/distributed.md says what travels, and how muc
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from numbers import Integral
 from typing import Any, TypeVar
 
@@ -50,6 +51,7 @@ from dhp_safe_fa.integrations.context_parallel.unmodified import OverRanks
 __all__ = ["ContextParallel"]
 
 Method = TypeVar("Method", bound=Callable[..., Any])
+_MOST_ROWS = 2**31 - 1  # that chunks may begin at multiples of; no sequence is longer
 # How many calls each group has made, whatever objects it was made by: a backward says of which it is.
 _calls: Counter[str] = Counter()
 
@@ -90,7 +92,8 @@ class ContextParallel:
 
     Raises:
         RuntimeError: torch.distributed is not initialised, the mesh has several dimensions, this process is not in it,
-            or multiple or heads_at_once is not positive.
+            multiple is not 1 to 2^31 - 1, heads_at_once is not positive,
+            or balanced is no flag.
     """
 
     def __init__(
@@ -119,8 +122,8 @@ class ContextParallel:
             raise RuntimeError("ContextParallel: ranks: a group that this process is no member of")
         if heads_at_once is not None and not (isinstance(heads_at_once, int) and heads_at_once >= 1):
             raise RuntimeError(f"ContextParallel: heads_at_once: {heads_at_once}; supported: 1 or more, or None")
-        if not (isinstance(multiple, int) and multiple >= 1):
-            raise RuntimeError(f"ContextParallel: multiple: {multiple}; supported: 1 or more")
+        if not (isinstance(multiple, int) and 1 <= multiple <= _MOST_ROWS):
+            raise RuntimeError(f"ContextParallel: multiple: {multiple}; supported: 1 to {_MOST_ROWS}")
         if wrong := wrong_flag(balanced):
             raise RuntimeError(f"ContextParallel: balanced: {wrong}")
         self._group = group
@@ -160,11 +163,15 @@ class ContextParallel:
         """The whole of what every rank holds a part of, on every rank, detached: for results, not for a loss.
 
         Raises:
-            RuntimeError: on every rank, where shapes (but for dim) or dtypes differ, or the lengths are not balanced.
+            RuntimeError: on every rank, where one has no such dimension or no plain tensor of a supported dtype, where
+                shapes (but for dim) or dtypes differ, or where the lengths are not balanced.
         """
-        dim = _dimension("unshard", "local", local, dim)
-        if local.dtype not in DTYPES or local.dim() > 8:
-            refuse("unshard", f"local: {local.dtype}, rank {local.dim()}; supported: real dtypes, up to 8 dimensions")
+        with self._told("unshard", local):
+            dim = _dimension("unshard", "local", local, dim)
+            self._check_backend("unshard", "local", local)
+            if local.dtype not in DTYPES or local.dim() > 8:
+                given = f"local: {local.dtype}, rank {local.dim()}"
+                refuse("unshard", f"{given}; supported: real dtypes, up to 8 dimensions")
         local = local.detach()
         facts = [
             dtype_fact("local: dtype", local.dtype),
@@ -300,21 +307,30 @@ class ContextParallel:
         """Instead of a call: the other ranks, which make it, get an error at once."""
         agree(self._group, given, name, [], [], refused=True)
 
+    @contextmanager
+    def _told(self, name: str, *given: object) -> Iterator[None]:
+        """An error in the block, of whatever kind, is told to the other ranks, which wait for this one."""
+        try:
+            yield
+        except Exception:
+            self._tell_refused(name, *given)
+            raise
+
+    def _check_backend(self, call: str, name: str, tensor: object) -> None:
+        if isinstance(tensor, Tensor) and not serves(self._group, tensor.device):
+            backend = dist.get_backend(self._group)
+            refuse(call, f"{name}: on {tensor.device}, where the group has no backend; it has {backend}")
+
     @_uncompiled
     def _run(self, name: str, read: Callable[..., Asked], q: Tensor, *given: Any) -> tuple[Tensor, Tensor]:
         """The call of this name, whose arguments `read` knows how to read."""
-        try:
-            if isinstance(q, Tensor) and not serves(self._group, q.device):
-                backend = dist.get_backend(self._group)
-                refuse(name, f"q: on {q.device}, where the group has no backend; it has {backend}")
+        with self._told(name, q, *given):
+            self._check_backend(name, "q", q)
             asked = read(name, q, *given)
             recorded = [torch.is_grad_enabled() and t.requires_grad for t in (asked.q, asked.k, asked.v)]
             with computing():
                 refuse_unsupported(name, asked.batched(), asked.options, recorded)
             facts = self._facts(asked, recorded)
-        except Exception:  # of whatever kind: the other ranks wait for this one
-            self._tell_refused(name, q, *given)
-            raise
         q, k, _ = asked.batched()
         lengths = agree(self._group, [q], name, facts, [q.shape[2], k.shape[2]])
         of_queries, of_keys = zip(*lengths, strict=True)

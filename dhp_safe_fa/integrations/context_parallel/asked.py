@@ -7,11 +7,12 @@ from functools import partial
 from numbers import Integral, Real
 from typing import NamedTuple, get_args
 
+import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from dhp_safe_fa._operator import autocast, fake
-from dhp_safe_fa._operator.scalars import wrong_flag
+from dhp_safe_fa._operator.scalars import in_words, is_too_large, refuse_tensors, shown, wrong_flag
 from dhp_safe_fa._operator.schema import AUTOCAST
 from dhp_safe_fa._ops import Alignment
 from dhp_safe_fa.integrations.context_parallel.agreement import Fact, digest_fact, refuse, yes_or_no
@@ -104,6 +105,9 @@ def check_tensors(call: str, shape: str, **tensors: object) -> None:
             refuse(call, f"{name}: a DTensor; supported: the local shard, a plain tensor, as to_local() gives")
         if not isinstance(tensor, Tensor):
             refuse(call, f"{name}: {type(tensor).__name__}; expected a tensor {shape}")
+        if tensor.is_nested or tensor.layout != torch.strided:
+            kind = "nested" if tensor.is_nested else "sparse"
+            refuse(call, f"{name}: a {kind} tensor; supported: strided tensors")
 
 
 def _local(call: str, shape: str, **tensors: Tensor) -> list[Tensor]:
@@ -121,14 +125,21 @@ def _options(
 ) -> Options:
     if wrong := wrong_flag(is_causal):
         refuse(call, f"is_causal: {wrong}")
+    given = {"scale": scale, "softcap": softcap}
+    refuse_tensors("attention", given, {"causal_offset": causal_offset})
+    scale, softcap, causal_offset = (t.item() if isinstance(t, Tensor) else t for t in (scale, softcap, causal_offset))
     if not isinstance(causal_offset, Integral):
         refuse(call, f"causal_offset: {causal_offset!r}; expected an int")
+    if isinstance(window, Tensor):
+        refuse(call, f"window: {shown(window)}; expected (left, right), two numbers of keys")
     if not isinstance(window, (tuple, list)) or [isinstance(side, Integral) for side in window] != [True, True]:
         refuse(call, f"window: {window!r}; expected (left, right), two numbers of keys")
     factors = []
     for name, value in (("scale", scale), ("softcap", softcap)):
         if value is not None and not isinstance(value, Real):
             refuse(call, f"{name}: {value!r}; expected a number, or None")
+        if is_too_large(value):
+            refuse(call, f"{name}: {in_words(value)}; supported: up to 2^100")
         factors.append(None if value is None else float(value))
     left, right = window
     return Options(bool(is_causal), factors[0], (int(left), int(right)), factors[1] or None, int(causal_offset))

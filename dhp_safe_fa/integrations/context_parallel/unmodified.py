@@ -24,12 +24,13 @@ DTENSOR_REASON = (
 class OverRanks(Secure):
     """policy("secure") whose attention spans ranks: what it cannot serve would attend to the local shard alone.
 
-    A policy inside of it leaves the calls that it would serve to this one; one outside does not see them any more.
+    A policy inside of it leaves the calls that it would serve to this one. One outside does not see them any more, but
+    for calls without rows, by which this one asks whether they are supported.
     """
 
     name, over_ranks = "context_parallel", True
 
-    def __init__(self, attend: Attend, tell_refused: Callable[[Tensor], None]) -> None:
+    def __init__(self, attend: Attend, tell_refused: Callable[[object], None]) -> None:
         super().__init__()
         self._attend_over_ranks, self._tell_refused = attend, tell_refused
 
@@ -53,11 +54,13 @@ class OverRanks(Secure):
         self, func: Callable[..., Any], types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         if func in OURS and not is_computing():
+            self._tell_refused(args[0] if args else None)
             self.refuse(f"{func} called directly, over the local shard alone; supported: scaled_dot_product_attention")
         return super().__torch_function__(func, types, args, kwargs)
 
     def _attend(self, torch_sdpa: Callable[..., Tensor], query: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         if isinstance(query, DTensor):
+            self._tell_refused(query)
             self.refuse(DTENSOR_REASON)
         return super()._attend(torch_sdpa, query, *args, **kwargs)
 
