@@ -108,7 +108,7 @@ class Policy(TorchFunctionMode):
         found = Counter(self._eager)
         for attribute in tuple(vars(self)):
             if attribute.startswith(_RAN):
-                found.setdefault(_traced[int(attribute.removeprefix(_RAN))], 1)
+                found[_traced[int(attribute.removeprefix(_RAN))]] += 1
         return found
 
     def __str__(self) -> str:
@@ -222,7 +222,8 @@ class Policy(TorchFunctionMode):
             self._note(query, key, reason, others)
 
     def _note(self, query: Tensor, key: Tensor, reason: str | None, others: tuple[Any, ...]) -> None:
-        backend = "dhp" if self.serves and reason is None else choice_of_torch(query, key, others)
+        is_served = reason is None and any(policy.serves for policy in (self, *_outside()))
+        backend = "dhp" if is_served else choice_of_torch(query, key, others)
         self._count(describe(query, key, backend, reason))
 
     def _count(self, call: Call) -> None:

@@ -262,6 +262,9 @@ def test_nesting_adds_up(q: Tensor) -> None:
     with dhp_safe_fa.policy("audit") as audit, dhp_safe_fa.policy("secure"):
         attend(q)
     assert backends(audit) == {"dhp": 1}, "the audit outside sees what the policy inside chose"
+    with dhp_safe_fa.policy("secure"), dhp_safe_fa.policy("audit") as audit:
+        attend(q)
+    assert backends(audit) == {"dhp": 1}, "and the one inside what the policy outside will choose"
 
 
 def test_a_policy_may_be_entered_again(q: Tensor) -> None:
@@ -424,6 +427,15 @@ def test_compiled(q: Tensor, fullgraph: bool) -> None:
         with dhp_safe_fa.policy("audit") as audit:
             assert same_bits(compiled(q), want)
         assert backends(audit) != {} and "dhp" not in backends(audit), "an audit sees calls of compiled functions"
+
+
+def test_compiled_calls_and_others_are_counted_together(q: Tensor) -> None:
+    compiled = torch.compile(attend, fullgraph=True, backend="aot_eager")
+    with dhp_safe_fa.policy("hybrid") as policy:
+        for _ in range(3):
+            compiled(q)
+            attend(q)
+    assert backends(policy) == {"dhp": 1 + 3}, "a compiled call counts once, however often it is run"
 
 
 @fullgraph_or_not
