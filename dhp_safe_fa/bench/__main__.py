@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from dhp_safe_fa import _inspect
+from dhp_safe_fa._exit import exit_code
 from dhp_safe_fa._files import can_write
 from dhp_safe_fa.bench import anchors, meter
 from dhp_safe_fa.bench.cases import DTYPES, LAYOUTS, Case, select
@@ -64,6 +65,17 @@ benchmarks/README.md says how times are taken and what the JSON file holds.
 
 class UsageError(Exception):
     """An argument that makes no sense; the text is one sentence."""
+
+
+def _seed(text: str) -> int:
+    """As torch.Generator.manual_seed takes it."""
+    try:
+        seed = int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r}; expected a whole number") from None
+    if not -(2**63) <= seed < 2**64:
+        raise argparse.ArgumentTypeError(f"{text}; supported: -2^63 to 2^64 - 1")
+    return seed
 
 
 def parser() -> argparse.ArgumentParser:
@@ -115,7 +127,7 @@ def parser() -> argparse.ArgumentParser:
         help="estimate FlashAttention-3, where it is not installed, from its ratio to cuDNN in this file; "
         "default: benchmarks/anchors_h100_forward.csv (_backward, _decode) of a checkout",
     )
-    p.add_argument("--seed", type=int, help="repeat the inputs of a run (its JSON file says the seed)")
+    p.add_argument("--seed", type=_seed, metavar="N", help="repeat the inputs of a run (its JSON file says the seed)")
     p.add_argument("--json", type=Path, metavar="FILE", help="write the results, measured and derived")
     p.add_argument("--plot", type=Path, metavar="FILE", help="write TFLOP/s as a picture of at most four panels")
     p.add_argument("--plot-all", type=Path, metavar="FILE", help="the same of everything (both need matplotlib)")
@@ -346,4 +358,4 @@ def _measure_all(cases: list[Case], one: Callable[[Case], Result]) -> list[Resul
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(exit_code(main))

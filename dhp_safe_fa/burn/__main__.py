@@ -14,6 +14,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from dhp_safe_fa._exit import exit_code
 from dhp_safe_fa.burn import loop
 from dhp_safe_fa.burn.builds.keeping import ROOT, BuildFailed
 from dhp_safe_fa.burn.families import FAMILIES
@@ -40,6 +41,12 @@ docs/burn.md teaches the method on an entry of the log.
 """
 
 
+def _sentence(text: str) -> str:
+    if not text.strip():
+        raise argparse.ArgumentTypeError("is empty")
+    return text
+
+
 def parser() -> argparse.ArgumentParser:
     p = argparse.ArgumentParser(
         prog="python -m dhp_safe_fa.burn",
@@ -52,8 +59,9 @@ def parser() -> argparse.ArgumentParser:
 
     run = commands.add_parser("run", help="one iteration of the committed sources (needs a Hopper GPU and ncu)")
     run.add_argument("name")
-    run.add_argument("--hypothesis", required=True, metavar="TEXT", help="what the change does, and why it should help")
-    run.add_argument("--predict", required=True, metavar="TEXT", help='such as "+8%% at D=128 causal"')
+    why = "what the change does, and why it should help"
+    run.add_argument("--hypothesis", required=True, type=_sentence, metavar="TEXT", help=why)
+    run.add_argument("--predict", required=True, type=_sentence, metavar="TEXT", help='such as "+8%% at D=128 causal"')
     run.add_argument("--against", metavar="NAME", help="compare with this iteration instead of the previous best")
     run.add_argument(
         "--milestone", action="append", default=[], choices=MILESTONES, help="a milestone that this iteration works on"
@@ -100,6 +108,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if args.command in ("run", "baseline"):
             return _iterate(args)
         if args.command == "import":
+            loop.check_log(args.log)
             record = stored.imported(args.name, args.commit, args.family, args.gpu)
             file.append(args.log, record)
             tables.show_record(record, tables.make_console())
@@ -179,4 +188,4 @@ def _latest_timed(log: file.Log) -> Record:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(exit_code(main))

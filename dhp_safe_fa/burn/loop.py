@@ -13,6 +13,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from dhp_safe_fa._files import can_write
 from dhp_safe_fa.bench import Candidate, Case, Settings, WrongResult, anchors
 from dhp_safe_fa.bench.cases import select
 from dhp_safe_fa.bench.environment import missing_hopper
@@ -172,10 +173,17 @@ def baseline(plan: Plan, tell: Tell) -> Record:
 # ---- steps -----------------------------------------------------------------------------------------------------------
 
 
+def check_log(path: Path) -> None:
+    """Refused if nothing could be written there, which else is found out when all has been measured."""
+    if not can_write(path):
+        raise Refused(f"--log {path}: cannot write there")
+
+
 def _open(plan: Plan) -> tuple[file.Log, Chip | None, list[Case]]:
     """The log, the GPU if there is one, and the cases: what can be refused before anything is built."""
     cases = plan.cases()
     here = None if missing_hopper() else chip.here()
+    check_log(plan.log)
     log = file.load(plan.log)
     log.check_new(plan.name, here.gpu if here else None)
     if here:

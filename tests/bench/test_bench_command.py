@@ -38,6 +38,15 @@ def test_command_on_the_cpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
+def test_a_seed_that_no_generator_takes_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--seed", str(2**64)])
+    assert f"argument --seed: {2**64}; supported: -2^63 to 2^64 - 1" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["--seed", "x"])
+    assert "argument --seed: 'x'; expected a whole number" in capsys.readouterr().err
+
+
 def test_command_on_other_keys(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path, words = tmp_path / "run.json", ["1,4/2,33,16:causal", "1,4,5/70,16"]
     assert main(["--device", "cpu", "--quick", "--shapes", *words, "--json", str(path)]) == 0

@@ -208,6 +208,25 @@ def test_refusals_come_before_the_build(
         workshop.run("x", "--milestone", "I99")
 
 
+@pytest.mark.parametrize("option", ["--hypothesis", "--predict"])
+def test_a_run_without_a_reason_is_refused_at_once(
+    option: str, workshop: Workshop, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        workshop.run("x", option, " ")
+    assert f"argument {option}: is empty" in capsys.readouterr().err and workshop.steps == []
+
+
+def test_a_log_that_cannot_be_written_is_found_out_before_anything_is_built(
+    workshop: Workshop, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    nowhere = str(tmp_path / "none" / "log.jsonl")
+    for command in (["run", "x", *OPTIONS], ["baseline", "x"], ["import", "x", "HEAD"]):
+        assert main(["--log", nowhere, *command]) == 2
+        assert f"--log {nowhere}: cannot write there" in capsys.readouterr().err
+    assert workshop.steps == []
+
+
 def test_without_a_gpu(workshop: Workshop, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """Machine code can be judged anywhere; nothing else can."""
     monkeypatch.setattr(loop, "missing_hopper", lambda: "torch sees no GPU")

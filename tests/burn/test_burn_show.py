@@ -121,6 +121,12 @@ def test_plot(path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert "unknown ending" in refused(path, capsys, "plot", "--out", str(tmp_path / "journey.exe"))
 
 
+def test_a_log_that_is_no_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    log = tmp_path / "log.jsonl"
+    log.write_bytes(b"\xff\xfe")
+    assert f"{log}: is no text" in refused(log, capsys, "log")
+
+
 def test_an_empty_log(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     empty = tmp_path / "none.jsonl"
     for command in (["log"], ["log", "x"], ["roofline"]):

@@ -217,13 +217,12 @@ def test_the_file_alone_says_what_holds(package: Path) -> None:
     assert states == {"first": verify.HOLDS, "second": verify.BROKEN}
 
 
-@pytest.mark.parametrize("option", ["--json", "--verify"])
-def test_a_reader_who_leaves_is_no_error(option: str) -> None:
-    """As `head` does: what is written after it is nobody's."""
+@pytest.mark.parametrize("command", ["dhp_safe_fa --json", "dhp_safe_fa --verify", "dhp_safe_fa.burn log"])
+def test_a_reader_who_leaves_is_no_error(command: str) -> None:
+    """As `head` does: what is written after it is nobody's, and no verdict."""
     read, write = os.pipe()
     os.close(read)
-    command = [sys.executable, "-m", "dhp_safe_fa", option]
-    result = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, text=True)
+    result = subprocess.run([sys.executable, "-m", *command.split()], stdout=write, stderr=subprocess.PIPE, text=True)
     os.close(write)
     assert (result.returncode, result.stderr) == (2, "")
 

@@ -58,7 +58,10 @@ class Log:
 
 def load(path: Path) -> Log:
     """An absent file is an empty log. LogError names the line that is not whole or contradicts itself."""
-    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    except UnicodeDecodeError as error:
+        raise LogError(f"{path}: is no text: {error}") from error
     records: list[Record] = []
     known: dict[str, str] = {}
     for number, line in enumerate(lines, 1):
