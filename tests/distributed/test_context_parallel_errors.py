@@ -152,10 +152,12 @@ def arguments_of_one_process(device: str) -> None:
     for heads in (0, 1.5, "1"):
         with pytest.raises(RuntimeError, match=f"heads_at_once: {heads}; supported: 1 or more, or None"):
             ContextParallel(mesh, heads_at_once=heads)  # type: ignore[arg-type]
+    whole = DTensor.from_local(q, mesh, [Shard(2)])
     for wrong, sentence in (
         (lambda: ContextParallel([0, 1]), "ContextParallel: ranks: list; supported: a ProcessGroup"),  # type: ignore[arg-type]
         (lambda: ContextParallel(mesh, balanced="no"), "balanced: 'no'; supported: True or False"),  # type: ignore[arg-type]
         (lambda: ContextParallel(mesh).shard([1, 2], 0), "shard: whole: list; expected a tensor of rank 1 or more"),  # type: ignore[arg-type]
+        (lambda: ContextParallel(mesh).shard(whole, 0), "whole: a DTensor; supported: the whole, a plain"),
         (lambda: ContextParallel(mesh).shard(q, 4), "shard: dim: 4; supported for whole, of rank 4: -4 to 3"),
         (lambda: ContextParallel(mesh).unshard(q, -5), "unshard: dim: -5; supported for local, of rank 4: -4 to 3"),
         (lambda: ContextParallel(mesh).shard(q, 2.0), "shard: dim: 2.0; supported"),  # type: ignore[arg-type]

@@ -102,7 +102,8 @@ def packed(
 def check_tensors(call: str, shape: str, **tensors: object) -> None:
     for name, tensor in tensors.items():
         if isinstance(tensor, DTensor):
-            refuse(call, f"{name}: a DTensor; supported: the local shard, a plain tensor, as to_local() gives")
+            plain = ("the whole", "full_tensor") if name == "whole" else ("the local shard", "to_local")
+            refuse(call, f"{name}: a DTensor; supported: {plain[0]}, a plain tensor, as {plain[1]}() gives")
         if not isinstance(tensor, Tensor):
             refuse(call, f"{name}: {type(tensor).__name__}; expected a tensor {shape}")
         if tensor.is_nested or tensor.layout != torch.strided:
