@@ -6,7 +6,6 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
-import os
 import platform
 import sys
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any
 import torch
 
 from dhp_safe_fa import __version__, _inspect, verify
+from dhp_safe_fa._exit import exit_code
 from dhp_safe_fa._operator.schema import CPU_MAX_HEAD_DIM
 from dhp_safe_fa._sdpa import unsupported_gpu
 
@@ -105,10 +105,4 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    try:
-        code = main()
-        sys.stdout.flush()
-    except BrokenPipeError:  # whoever reads has read enough: Python is not to complain at its end, either
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = 2  # neither verdict of --verify
-    sys.exit(code)
+    sys.exit(exit_code(main))

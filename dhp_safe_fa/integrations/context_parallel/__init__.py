@@ -23,6 +23,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
 
 from dhp_safe_fa._operator.scalars import shown, wrong_flag
 from dhp_safe_fa._ops import Alignment
@@ -63,10 +64,10 @@ def _uncompiled(method: Method) -> Method:
     return uncompiled
 
 
-def _dimension(call: str, name: str, tensor: object, dim: object) -> int:
+def _dimension(call: str, name: str, tensor: Tensor, dim: object) -> int:
     """Counted from the first one."""
     check_tensors(call, "of rank 1 or more", **{name: tensor})
-    rank = tensor.dim() if isinstance(tensor, Tensor) else 0
+    rank = tensor.dim()
     if not isinstance(dim, Integral) or not -rank <= int(dim) < rank:
         refuse(call, f"dim: {shown(dim)}; supported for {name}, of rank {rank}: {-rank} to {rank - 1}")
     return range(rank)[int(dim)]
@@ -92,8 +93,7 @@ class ContextParallel:
 
     Raises:
         RuntimeError: torch.distributed is not initialised, the mesh has several dimensions, this process is not in it,
-            multiple is not 1 to 2^31 - 1, heads_at_once is not positive,
-            or balanced is no flag.
+            multiple is not 1 to 2^31 - 1, heads_at_once is not positive, or balanced is no flag.
     """
 
     def __init__(
@@ -145,6 +145,8 @@ class ContextParallel:
         Raises:
             RuntimeError: whole is no plain tensor, or has no such dimension.
         """
+        if isinstance(whole, DTensor):
+            refuse("shard", "whole: a DTensor; supported: the whole, a plain tensor, as full_tensor() gives")
         dim = _dimension("shard", "whole", whole, dim)
         return torch.cat([whole.narrow(dim, c.start, c.stop - c.start) for c in self._own(whole.shape[dim])], dim)
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from dhp_safe_fa._operator import autocast, fake
-from dhp_safe_fa._operator.scalars import in_words, is_too_large, refuse_tensors, shown, wrong_flag
+from dhp_safe_fa._operator.scalars import in_words, is_too_large, number_of, refuse_tensors, shown, wrong_flag
 from dhp_safe_fa._operator.schema import AUTOCAST
 from dhp_safe_fa._ops import Alignment
 from dhp_safe_fa.integrations.context_parallel.agreement import Fact, digest_fact, refuse, yes_or_no
@@ -102,8 +102,7 @@ def packed(
 def check_tensors(call: str, shape: str, **tensors: object) -> None:
     for name, tensor in tensors.items():
         if isinstance(tensor, DTensor):
-            plain = ("the whole", "full_tensor") if name == "whole" else ("the local shard", "to_local")
-            refuse(call, f"{name}: a DTensor; supported: {plain[0]}, a plain tensor, as {plain[1]}() gives")
+            refuse(call, f"{name}: a DTensor; supported: the local shard, a plain tensor, as to_local() gives")
         if not isinstance(tensor, Tensor):
             refuse(call, f"{name}: {type(tensor).__name__}; expected a tensor {shape}")
         if tensor.is_nested or tensor.layout != torch.strided:
@@ -128,7 +127,7 @@ def _options(
         refuse(call, f"is_causal: {wrong}")
     given = {"scale": scale, "softcap": softcap}
     refuse_tensors("attention", given, {"causal_offset": causal_offset})
-    scale, softcap, causal_offset = (t.item() if isinstance(t, Tensor) else t for t in (scale, softcap, causal_offset))
+    scale, softcap, causal_offset = map(number_of, (scale, softcap, causal_offset))  # type: ignore[arg-type]
     if not isinstance(causal_offset, Integral):
         refuse(call, f"causal_offset: {causal_offset!r}; expected an int")
     if isinstance(window, Tensor):
