@@ -17,10 +17,14 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from .. import registry
 from ..tools import NotRun
 from .pieces import Piece
 
 Run = dict[str, Any]
+# A gate that keeps what it has is told so long before time is up: it may have to look again at what it found.
+GRACE_S = 90.0
+_LEAST_S = 2 * GRACE_S  # and is not begun with less: controls come first
 _TICK_S = 0.2  # how soon it is noticed that a piece has ended, or that it has to
 _MODULE = "dhp_safe_fa.gates.evidence.piece"
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
@@ -59,7 +63,10 @@ class _Queue:
         with self.lock:
             remain = self.until - time.monotonic()
             for piece in self.left:
-                if remain > 0 and self.seconds.get(piece.gate, 0.0) * len(piece.kernels) <= remain:
+                takes = self.seconds.get(piece.gate, 0.0) * len(piece.kernels)
+                if registry.gate(piece.gate).keeps:
+                    takes = min(takes, _LEAST_S)
+                if remain > 0 and takes <= remain:
                     self.left.remove(piece)
                     return piece
         return None
@@ -161,7 +168,8 @@ def _environment(device: str) -> dict[str, str]:
 def _make(piece: Piece, device: str, place: Path, until: float, stop: threading.Event) -> tuple[Run | None, str]:
     """The result of a piece, as soon as there is one; without one, why there is none."""
     request, result, log = (place.with_suffix(f".{kind}") for kind in ("request", "json", "log"))
-    request.write_text(json.dumps(asdict(piece)), encoding="utf-8")
+    asked_for = {"piece": asdict(piece), "seconds": until - time.monotonic() - GRACE_S}
+    request.write_text(json.dumps(asked_for), encoding="utf-8")
     command = [sys.executable, "-m", _MODULE, str(request), str(result)]
     with log.open("w") as out:
         # in a group of its own, with whatever it starts: ncu, nvdisasm

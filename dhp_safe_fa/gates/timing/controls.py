@@ -15,7 +15,7 @@ from ..subjects import Subject
 from ..verdict import ControlOutcome
 from .clock import Clock, Job
 from .inputs import REFERENCE, SAME
-from .judge import Judged, Study, compare, judge
+from .judge import Judged, Study, compare, look
 from .stats import permutations_for
 
 # Classes of planted_secrets that are compared with "normal".
@@ -51,7 +51,7 @@ def planted_outcome(
     name: str, expects: str, study: Callable[[str], Study], clock: Clock, blocks: int, rng: np.random.Generator
 ) -> ControlOutcome:
     """The word on one control; study makes what a twin is judged by."""
-    leak, clean = judge([study(twin) for twin in controls.TWINS], clock, blocks, rng)
+    leak, clean = look([study(twin) for twin in controls.TWINS], clock, blocks, rng)
     return controls.judge_executed(name, expects, seen(leak), seen(clean))
 
 
@@ -92,8 +92,8 @@ def delay_outcomes(delays: Delays, clock: Clock, blocks: int, rng: np.random.Gen
     smallest = alike.cycles.detectable(len(MULTIPLES))
     start = delays.spun(_BASE_CYCLES)
     cycles = {**base, **{name: start + multiple * smallest for name, multiple in MULTIPLES.items()}}
-    (leak,) = judge([delays.study("leak", cycles)], clock, blocks, rng)
-    (clean,) = judge([delays.study("clean", cycles)], clock, blocks, rng)
+    (leak,) = look([delays.study("leak", cycles)], clock, blocks, rng)
+    (clean,) = look([delays.study("clean", cycles)], clock, blocks, rng)
     outcomes = []
     for name, multiple in MULTIPLES.items():
         expects = controls.CAUGHT if multiple >= _MUST_BE_CAUGHT else controls.MAY

@@ -20,6 +20,8 @@ PERMUTED = "signs permuted"
 MATCHED = ("other order", "ascending", "descending", PERMUTED)
 POWER_REFERENCE = "normal"
 POWER = ("zeros", "ones", "large")
+# Of these the one whose clock is farthest from the reference's, by which the gate knows how much of a launch waits.
+UNLIKE = "zeros"
 
 # Standard deviation of the scores along the common direction, in nats. With 3, the running maximum climbs over some 20
 # nats when keys ascend, and stays where it is when they descend.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -18,12 +18,14 @@ from .stats import (
     ByClock,
     Contrast,
     Times,
+    Unlike,
     by_clock,
     contrast,
     detectable,
     holm,
     permutations_for,
     trimmed_error,
+    unlike,
     upper_bound,
 )
 
@@ -46,6 +48,8 @@ class Study:
         reference: the class that all others are compared with.
         same: classes with identical content, for A/A.
         tested: the other classes.
+        unlike: one that draws other power, which is not judged: what its clock does to it says how much of a launch
+            waits. Empty for none.
     """
 
     name: str
@@ -53,11 +57,16 @@ class Study:
     reference: str
     same: tuple[str, ...]
     tested: tuple[str, ...]
+    unlike: str = ""
+
+    @property
+    def compared(self) -> tuple[str, ...]:
+        return (*self.same, *self.tested)
 
     @property
     def columns(self) -> tuple[str, ...]:
         """The reference twice: half its noise, and exchanging labels has something to exchange with."""
-        return (self.reference, self.reference, *self.same, *self.tested)
+        return (self.reference, self.reference, *self.compared, *filter(None, [self.unlike]))
 
 
 @dataclass(frozen=True)
@@ -72,14 +81,15 @@ class Enough:
     percent: float
     most: int
 
-    def blocks(self, sample: Sample, same: int, tests: int) -> int:
+    def blocks(self, sample: Sample, study: Study, tests: int) -> int:
         """How many blocks it takes, by the noise of some. That alone decides, and not what was found; two stages as in
-        Stein, Annals of Mathematical Statistics 1945. same: how many classes are identical."""
+        Stein, Annals of Mathematical Statistics 1945."""
         reference = sample.cycles[:, :2].mean(axis=1)
-        error = max(trimmed_error(times - reference) for times in sample.cycles[:, 2:].T)
-        alike = [Contrast(0.0, error, 1.0)] * same
-        of_clocks = max(one.error for one in by_clock(sample.cycles, sample.ns))
-        found = detectable(alike, error, tests) + ByClock(0.0, of_clocks).most
+        columns = range(2, 2 + len(study.compared))
+        error = max(trimmed_error(sample.cycles[:, column] - reference) for column in columns)
+        alike = [Contrast(0.0, error, 1.0)] * len(study.same)
+        clocks = by_clock(sample.cycles, sample.ns)[: len(study.compared)]
+        found = detectable(alike, error, tests) + ByClock(0.0, max(one.error for one in clocks)).most
         wanted = self.percent / 100 * float(np.median(reference))
         return min(self.most, math.ceil(len(sample.cycles) * (found / wanted) ** 2))
 
@@ -112,15 +122,16 @@ class Contrasts:
         by_clock = max((one.most for one in self.by_clock.values()), default=0.0)
         return detectable(self.identical, noise, tests, self.least) + by_clock
 
-    def outstanding(self) -> list[str]:
+    def outstanding(self, waits_all_the_time: bool = False) -> list[str]:
         """Classes that differ significantly, and by more than `least`; of those that are not identical, also by more
-        than identical ones do, beside what their clock may explain."""
+        than identical ones do, beside what their clock may explain; or might, if launches waited all the time."""
         bound = max(self.least, upper_bound(self.identical))
 
         def is_more(name: str, effect: float) -> bool:
             if name in self.same:
                 return abs(effect) > self.least
-            return abs(self.by_clock[name].left_of(effect)) > bound
+            clock = self.by_clock[name]
+            return abs((replace(clock, waiting=1.0) if waits_all_the_time else clock).left_of(effect)) > bound
 
         return [name for name, one in self.of.items() if self.corrected[name] < ALPHA and is_more(name, one.effect)]
 
@@ -133,6 +144,12 @@ class Comparison:
     sample: Sample
     cycles: Contrasts
     ns: Contrasts
+    unlike: Unlike | None
+
+    @property
+    def waits_at_most(self) -> float:
+        """The share of a launch that waits."""
+        return self.unlike.waits_at_most(LEAST_CYCLES) if self.unlike else 1.0
 
     @property
     def reference_cycles(self) -> float:
@@ -159,8 +176,9 @@ class Judged:
         first: the measurement on which everything is reported.
         detectable_percent: what would have been found, by both looks at the clocks that they had, with a probability of
             at least stats.POWER; in % of the reference.
-        differences: classes that take other numbers of cycles than the reference, by more than their clock may explain,
-            in both measurements.
+        differences: classes that take other numbers of cycles than the reference, by more than their clock may explain
+            even if launches waited all the time, in both measurements.
+        doubtful: others that take more or fewer than their clock explains by what is known of waiting.
         invalid: classes with identical content that seem to, in both measurements.
         unconfirmed: classes that seemed to, and did not when measured again.
         clock: classes that take another time in as many cycles.
@@ -169,6 +187,7 @@ class Judged:
     first: Comparison
     detectable_percent: float
     differences: list[str] = field(default_factory=list)
+    doubtful: list[str] = field(default_factory=list)
     invalid: list[str] = field(default_factory=list)
     unconfirmed: list[str] = field(default_factory=list)
     clock: list[str] = field(default_factory=list)
@@ -192,8 +211,11 @@ class Judged:
             "reference_cycles": first.reference_cycles,
             "detectable_percent": self.detectable_percent,
             "detectable_ns": self.detectable_ns,
+            "waits_at_most": first.waits_at_most,
+            "unlike": asdict(first.unlike) if first.unlike else None,
             "classes": {name: _class_json(first, name) for name in first.cycles.of},
             "differences": self.differences,
+            "doubtful": self.doubtful,
             "identical_differences": self.invalid,
             "unconfirmed": self.unconfirmed,
             "through_the_clock": self.clock,
@@ -246,7 +268,11 @@ def compare(
         rest = _measure(study, clock, more, rng)
         sample = Sample(np.concatenate([sample.ns, rest.ns]), np.concatenate([sample.cycles, rest.cycles]))
 
-    names = study.columns[2:]
+    names = study.compared
+    clocks = by_clock(sample.cycles, sample.ns)
+    found = unlike(sample.cycles, sample.ns, clocks.pop()) if study.unlike else None
+    if found:
+        clocks = [replace(one, waiting=found.waits_at_most(LEAST_CYCLES)) for one in clocks]
 
     def contrasts(times: Times, clocks: Sequence[ByClock], least: float) -> Contrasts:
         def of(at: int, draws: np.random.Generator) -> Contrast:
@@ -254,12 +280,12 @@ def compare(
 
         # on all cores: the GPU waits meanwhile, and one core is at it for a fifth of the gate's time
         with ThreadPoolExecutor() as threads:
-            found = threads.map(of, range(len(names)), rng.spawn(len(names)))
-            of_class = dict(zip(names, found, strict=True))
+            all_found = threads.map(of, range(len(names)), rng.spawn(len(names)))
+            of_class = dict(zip(names, all_found, strict=True))
             return Contrasts(of_class, study.same, dict(zip(names, clocks, strict=True)), least)
 
-    cycles = contrasts(sample.cycles, by_clock(sample.cycles, sample.ns), LEAST_CYCLES)
-    return Comparison(study, sample, cycles, contrasts(sample.ns, [ByClock()] * len(names), 0.0))
+    cycles = contrasts(sample.cycles, clocks, LEAST_CYCLES)
+    return Comparison(study, sample, cycles, contrasts(sample.ns, [ByClock()] * len(names), 0.0), found)
 
 
 def _correct(together: Sequence[Contrasts]) -> None:
@@ -271,16 +297,28 @@ def _correct(together: Sequence[Contrasts]) -> None:
             some.corrected[name] = p
 
 
+def first_look(
+    study: Study, clock: Clock, blocks: int, tests: int, rng: np.random.Generator, enough: Enough | None = None
+) -> Comparison:
+    """Measure a study that will be judged among so many tests. enough: in more than `blocks`, if that takes more.
+
+    Raises:
+        ValueError: it has nothing to compare, or no identical classes to say what a difference is.
+    """
+    if not study.tested or not study.same:
+        raise ValueError(f"{study.name}: classes to be tested and identical ones are needed")
+    until = partial(enough.blocks, study=study, tests=tests) if enough else lambda sample: 0
+    return compare(study, clock, blocks, permutations_for(tests), rng, until)
+
+
 def judge(
-    studies: Sequence[Study],
+    firsts: Sequence[Comparison],
     clock: Clock,
-    blocks: int,
+    tests: int,
     rng: np.random.Generator,
     progress: Callable[[str], None] = lambda _: None,
-    enough: Enough | None = None,
 ) -> list[Judged]:
-    """Measure all studies, correct for the number of tests among them, and measure again where something was found, in
-    as many blocks. enough: in more than `blocks`, if that takes more.
+    """Correct what was measured for the number of tests, and measure again, as long, where something was found.
 
     A difference is what is found twice: in the multiprocessor's cycles, corrected p below ALPHA, effect above the bound
     of identical classes and LEAST_CYCLES, and beyond what the class's clock may explain, and the same sign. So the
@@ -288,28 +326,16 @@ def judge(
     never missed.
     Differences in nanoseconds alone come from the clock's frequency, which follows the power that is drawn; they are
     reported as such.
-
-    Raises:
-        ValueError: a study has nothing to compare, or no identical classes to say what a difference is.
     """
-    for study in studies:
-        if not study.tested or not study.same:
-            raise ValueError(f"{study.name}: classes to be tested and identical ones are needed")
-    tests = sum(len(study.tested) for study in studies)
-    permutations = permutations_for(tests)
-    firsts = []
-    for study in studies:
-        progress(study.name)
-        until = partial(enough.blocks, same=len(study.same), tests=tests) if enough else lambda sample: 0
-        firsts.append(compare(study, clock, blocks, permutations, rng, until))
     _correct([first.cycles for first in firsts])
     _correct([first.ns for first in firsts])
     judged = [Judged(first, 100 * first.cycles.detectable(tests) / first.reference_cycles) for first in firsts]
     suspected = [one for one in judged if one.first.cycles.outstanding()]
     seconds = []
     for one in suspected:
-        progress(f"{one.first.study.name}, again")
-        seconds.append(compare(one.first.study, clock, len(one.first.sample.cycles), permutations, rng))
+        study, blocks = one.first.study, len(one.first.sample.cycles)
+        progress(f"{study.name}, again")
+        seconds.append(compare(study, clock, blocks, permutations_for(tests), rng))
     _correct([second.cycles for second in seconds])
     for one, second in zip(suspected, seconds, strict=True):
         _settle(one, second.cycles)
@@ -317,19 +343,28 @@ def judge(
         again = 100 * second.cycles.detectable(tests) / second.reference_cycles
         one.detectable_percent = max(one.detectable_percent, again)
     for one in judged:
-        tested = set(one.first.study.tested) - set(one.differences)
+        tested = set(one.first.study.tested) - set(one.differences) - set(one.doubtful)
         one.clock = [name for name in one.first.ns.outstanding() if name in tested]
     return judged
+
+
+def look(studies: Sequence[Study], clock: Clock, blocks: int, rng: np.random.Generator) -> list[Judged]:
+    """Measure some studies and judge them together."""
+    tests = sum(len(study.tested) for study in studies)
+    return judge([first_look(study, clock, blocks, tests, rng) for study in studies], clock, tests, rng)
 
 
 def _settle(one: Judged, second: Contrasts) -> None:
     """Sort what stood out in the first measurement by what the second one says of it."""
     confirmed = second.outstanding()
+    certain = set(second.outstanding(True)).intersection(one.first.cycles.outstanding(True))
     for name in one.first.cycles.outstanding():
         agrees = one.first.cycles.of[name].effect * second.of[name].effect > 0
         if name not in confirmed or not agrees:
             one.unconfirmed.append(name)
         elif name in second.same:
             one.invalid.append(name)
-        else:
+        elif name in certain:
             one.differences.append(name)
+        else:
+            one.doubtful.append(name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -10,6 +11,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,7 +21,7 @@ from evidence_samples import HELD, KERNELS, LISTINGS, NOW, gate_result, some_con
 
 from dhp_safe_fa import _inspect, evidence
 from dhp_safe_fa.gates import cli, provenance, registry
-from dhp_safe_fa.gates.evidence import commands, gathering, pieces, writer
+from dhp_safe_fa.gates.evidence import commands, gathering, piece, pieces, writer
 from dhp_safe_fa.gates.evidence.pieces import Piece, deal
 from dhp_safe_fa.gates.tools import NotRun
 from dhp_safe_fa.gates.verdict import FAIL, INVALID, NOT_RUN, PASS
@@ -178,6 +180,50 @@ def test_none_is_begun_that_would_not_end_in_time(monkeypatch: pytest.MonkeyPatc
     assert [run["piece"] for run in stored] == [some[0], some[2], some[4]] and left == [some[1], some[3]]
 
 
+@pytest.mark.parametrize(("left", "begun"), [(200, 2), (170, 1)])
+def test_what_keeps_what_it_has_is_begun_with_some_minutes_left(
+    left: float, begun: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    clock = 0.0
+    monkeypatch.setattr(gathering, "time", SimpleNamespace(monotonic=lambda: clock))
+    some = [Piece(gate, ("a",), False) for gate in ("timing", "timing", "counters", "counters")]
+
+    def make(piece: Piece, *_: Any) -> Made:
+        nonlocal clock
+        clock += 400
+        return {"piece": piece}, ""
+
+    _, stored, _ = gathered(make, monkeypatch, tmp_path, seconds=400 + left, pieces=some[:2])
+    assert len(stored) == begun
+    clock = 0.0
+    _, stored, _ = gathered(make, monkeypatch, tmp_path, seconds=400 + left, pieces=some[2:])
+    assert len(stored) == 1, "this one would be lost"
+
+
+@pytest.mark.parametrize(("gate", "is_told"), [("timing", True), ("counters", False)])
+def test_a_piece_is_told_once_that_time_is_up(
+    gate: str, is_told: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    told: list[str] = []
+
+    def run_all(arguments: Any, screen: cli.Screen, gates: Sequence[str]) -> tuple[str, dict[str, Any]]:
+        with screen.progress() as progress:
+            task = progress.add_task(gate, total=None)
+            for _ in range(3):
+                try:
+                    progress.update(task, description=gate, completed=1, total=2)
+                except TimeoutError as error:
+                    told.append(str(error))
+        return PASS, {"gates": list(gates)}
+
+    monkeypatch.setattr(cli, "run_all", run_all)
+    monkeypatch.setattr(piece, "require_gpu", lambda: None)
+    request, result = tmp_path / "0.request", tmp_path / "0.json"
+    request.write_text(json.dumps({"piece": asdict(Piece(gate, ("a",), False)), "seconds": -1.0}))
+    piece.main(request, result)
+    assert told == ["time was up"] * is_told and json.loads(result.read_text()) == {"gates": [gate]}
+
+
 def test_a_piece_that_ends_badly_stops_no_other(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def make(piece: Piece, *_: Any) -> Made:
         return (None, "ended with 1: out of memory") if piece.kernels == ("k1",) else ({}, "")
@@ -257,7 +303,8 @@ def test_a_piece_is_a_process_on_its_device(tmp_path: Path, monkeypatch: pytest.
     body = "json.dump([request, os.environ.get('CUDA_VISIBLE_DEVICES')], open(result, 'w'))\n"
     program(tmp_path, body, monkeypatch)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
-    asked = {"gate": "timing", "kernels": ["k0"], "quick": False}
+    seconds = pytest.approx(FOREVER - gathering.GRACE_S, abs=1)
+    asked = {"piece": {"gate": "timing", "kernels": ["k0"], "quick": False}, "seconds": seconds}
     assert made(tmp_path, "3") == ([asked, "3"], "")
     assert made(tmp_path) == ([asked, "7"], "")
 

@@ -21,9 +21,9 @@ from dhp_safe_fa.gates.timing import gate as timing
 from dhp_safe_fa.gates.timing import inputs as timing_inputs
 from dhp_safe_fa.gates.timing.clock import Job, Sample
 from dhp_safe_fa.gates.timing.inputs import MATCHED, REFERENCE, SAME
-from dhp_safe_fa.gates.timing.judge import LEAST_CYCLES, Enough, Judged, Study, judge
+from dhp_safe_fa.gates.timing.judge import LEAST_CYCLES, Enough, Judged, Study, first_look, judge, look
 from dhp_safe_fa.gates.tools import NotRun
-from dhp_safe_fa.gates.verdict import FAIL, INVALID, PASS, ControlOutcome, GateResult
+from dhp_safe_fa.gates.verdict import FAIL, INVALID, NOT_RUN, PASS, ControlOutcome, GateResult
 
 BLOCKS = 150
 CYCLES, GHZ = 30_000.0, 1.7
@@ -76,7 +76,7 @@ def study(name: str = "study", tested: tuple[str, ...] = MATCHED) -> Study:
 
 
 def judged(clock: FakeClock) -> Judged:
-    (one,) = judge([study()], clock, BLOCKS, np.random.default_rng(1))
+    (one,) = look([study()], clock, BLOCKS, np.random.default_rng(1))
     return one
 
 
@@ -92,7 +92,8 @@ def test_nothing_is_found_where_nothing_is() -> None:
 
 
 def judged_until(enough: Enough, clock: FakeClock) -> Judged:
-    (one,) = judge([study()], clock, BLOCKS, np.random.default_rng(1), enough=enough)
+    rng, tests = np.random.default_rng(1), len(MATCHED)
+    (one,) = judge([first_look(study(), clock, BLOCKS, tests, rng, enough)], clock, tests, rng)
     return one
 
 
@@ -188,9 +189,9 @@ def test_a_lower_clock_is_told_from_more_cycles() -> None:
 
 def test_many_studies_are_corrected_together() -> None:
     studies = [study(f"study {i}") for i in range(5)]
-    together = judge(studies, clock({"ascending": 150.0}), BLOCKS, np.random.default_rng(1))
+    together = look(studies, clock({"ascending": 150.0}), BLOCKS, np.random.default_rng(1))
     assert all(one.differences == ["ascending"] for one in together)
-    nothing = judge(studies, clock(), BLOCKS, np.random.default_rng(1))
+    nothing = look(studies, clock(), BLOCKS, np.random.default_rng(1))
     assert nothing[0].detectable_percent > judged(clock()).detectable_percent
 
 
@@ -277,7 +278,7 @@ def test_times_that_are_no_times_are_no_verdict(wrong: float) -> None:
 @pytest.mark.parametrize("without", ["tested", "same"])
 def test_nothing_to_compare_is_an_error(without: str) -> None:
     with pytest.raises(ValueError, match="classes to be tested and identical ones"):
-        judge([replace(study(), **{without: ()})], clock(), BLOCKS, np.random.default_rng(1))
+        look([replace(study(), **{without: ()})], clock(), BLOCKS, np.random.default_rng(1))
 
 
 def test_fail_names_class_and_shape(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -317,6 +318,48 @@ def test_a_picture_that_cannot_be_drawn_spoils_nothing(
 ) -> None:
     timing.plot(results(monkeypatch, clock()), tmp_path / "times.nonsense")
     assert "not drawn: " in capsys.readouterr().err
+
+
+# What is told: two shapes and the power of three subjects, and each shape again.
+@pytest.mark.parametrize("place", range(3 * 3 + 3 * 2))
+def test_when_time_is_up_what_was_measured_is_judged(place: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And nothing else: a subject of which a shape is missing is not. What was found is looked at again."""
+    monkeypatch.setattr(timing, "_control_outcomes", lambda *_: RIGHT)
+    monkeypatch.setattr(controls, "load_controls", lambda *_: controls.Controls({"planted": "branch"}, []))
+    told: list[str] = []
+
+    def tell(text: str, done: int, total: int) -> None:
+        told.append(text)
+        if len(told) == place + 1:
+            raise TimeoutError("time was up")
+
+    subjects, two = [subject(name) for name in "abc"], replace(EXTENT, shapes=2)
+    found = timing.run_on(clock({"ascending": 200.0}), subjects, two, tell)
+    measured = min(place // 3, 3)
+    assert [(one.subject, one.verdict) for one in found] == [
+        (name, FAIL if at < measured else NOT_RUN) for at, name in enumerate("abc")
+    ]
+    assert all(one.problems == ["time was up"] for one in found[measured:])
+    assert len([text for text in told if text.endswith("again")]) == 2 * measured, "both shapes of each"
+
+
+def test_what_waits_is_told_by_the_class_at_another_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Here nothing waits: cycles are the same at any clock, so that a slower one hides a quarter of itself alone."""
+    found = results(monkeypatch, clock(frequency={"zeros": 1.1, "descending": 0.98}))
+    assert {r.verdict for r in found} == {PASS}
+    (one,) = found[0].figures["studies"]
+    assert 0.25 < one["waits_at_most"] < 0.27 and 0.5 < one["detectable_percent"] < 0.8
+    assert one["unlike"]["clock"]["shift"] == pytest.approx(0.1 * CYCLES, rel=0.01)
+    leak = {"descending": -300.0}  # one per cent
+    found = results(monkeypatch, clock(leak, {"zeros": 1.1, "descending": 0.98}))
+    assert {r.verdict for r in found} == {INVALID}
+    assert found[0].problems[0].startswith(f"{SHAPE}: descending: -1.0") and len(found[0].problems) == 1
+    assert found[0].problems[0].endswith("its clock explains that only if launches wait longer than zeros say")
+    found = results(monkeypatch, clock(leak | {"ascending": 300.0}, {"zeros": 1.1, "descending": 0.98}))
+    assert {r.verdict for r in found} == {FAIL}, "what is certain is a finding, whatever is doubtful beside it"
+    hidden = results(monkeypatch, clock(leak, {"descending": 0.98}))
+    assert {r.verdict for r in hidden} == {INVALID}, "how much waits is not known"
+    assert "2 % is needed" in hidden[0].problems[0]
 
 
 # ---- planted controls ------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ import pytest
 
 from dhp_safe_fa.gates.timing import stats
 from dhp_safe_fa.gates.timing.clock import Job, Sample
-from dhp_safe_fa.gates.timing.judge import Contrasts, Study, judge
+from dhp_safe_fa.gates.timing.judge import Contrasts, Study, look
 
 BLOCKS = 200
 
@@ -65,7 +65,7 @@ def share_found(multiple: float, simulations: int, seed: int) -> float:
     study = Study("study", lambda: Job(lambda: None, [], {}), "reference", ("same 1", "same 2"), ("shifted",))
     found = 0
     for _ in range(simulations):
-        (one,) = judge([study], ShiftedClock(rng, multiple), BLOCKS, rng)
+        (one,) = look([study], ShiftedClock(rng, multiple), BLOCKS, rng)
         found += one.differences == ["shifted"]
     return found / simulations
 
