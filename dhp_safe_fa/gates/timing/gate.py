@@ -25,7 +25,7 @@ from ..verdict import ControlOutcome, GateResult, Progress, conclude, not_run
 from .clock import Clock, GpuClock, Job
 from .controls import Delays, delay_outcomes, planted_outcome, planted_study
 from .inputs import POWER, POWER_REFERENCE, REFERENCE, SAME, UNLIKE
-from .judge import Comparison, Enough, Judged, Study, compare, first_look, judge
+from .judge import Comparison, Judged, Resolution, Study, compare, first_look, judge
 from .stats import permutations_for
 
 GATE = "timing"
@@ -33,8 +33,7 @@ GATE = "timing"
 _SEED = 20
 
 # In cycles: a run that could only have found more than this is no evidence of constant time. The gate's shapes have
-# eight tiles of keys or more, so 2 % is a sixth of the time that one tile takes. In full a quarter of that is looked
-# for. 400 blocks resolve 0.2 % where a launch takes half a millisecond, and 2.4 % at worst (H200).
+# eight tiles of keys or more, so 2 % is a sixth of the time that one tile takes. A full run looks for a quarter of it.
 CEILING_PERCENT = 2.0
 _FULL_PERCENT = 0.5
 _QUICK_PERCENT = 1.5  # less than the limit, beyond which chance would carry a third of what has just that noise
@@ -47,14 +46,14 @@ class Extent:
     Attributes:
         shapes: of each subject, at most.
         blocks: launches of each class on a subject at least; of the planted controls, and of the power classes.
-        enough: how many more it may be, and for what.
+        resolution: what is to be found, and in how many blocks at most.
         sustained_s: length of one back-to-back run.
         repeats: back-to-back runs of each class.
     """
 
     shapes: int
     blocks: int
-    enough: Enough
+    resolution: Resolution
     control_blocks: int
     power_blocks: int
     sustained_s: float
@@ -64,7 +63,7 @@ class Extent:
 QUICK = Extent(
     shapes=2,
     blocks=200,
-    enough=Enough(_QUICK_PERCENT, 1600),
+    resolution=Resolution(_QUICK_PERCENT, 1600),
     control_blocks=150,
     power_blocks=100,
     sustained_s=0.05,
@@ -73,7 +72,7 @@ QUICK = Extent(
 FULL = Extent(
     shapes=4,
     blocks=200,
-    enough=Enough(_FULL_PERCENT, 2000),
+    resolution=Resolution(_FULL_PERCENT, 2000),
     control_blocks=200,
     power_blocks=400,
     sustained_s=0.2,
@@ -235,7 +234,7 @@ def run_on(clock: Clock, subjects: Sequence[Subject], extent: Extent, progress: 
             for shape in chosen[subject.name]:
                 study = _matched_study(subject, shape)
                 tell(study.name)
-                firsts.append(first_look(study, clock, extent.blocks, tests, rng, extent.enough))
+                firsts.append(first_look(study, clock, extent.blocks, tests, rng, extent.resolution))
             tell(f"{subject.name}: power")
         except TimeoutError as error:
             stopped = [not_run(GATE, left.name, error) for left in subjects[len(measured) :]]

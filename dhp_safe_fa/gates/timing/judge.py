@@ -70,8 +70,8 @@ class Study:
 
 
 @dataclass(frozen=True)
-class Enough:
-    """Until when a study is measured.
+class Resolution:
+    """What a study is to find, and so how long it is measured.
 
     Attributes:
         percent: so large a difference would be found, in % of the reference.
@@ -260,11 +260,11 @@ def compare(
     blocks: int,
     permutations: int,
     rng: np.random.Generator,
-    enough: Callable[[Sample], int] = lambda sample: 0,
+    needed: Callable[[Sample], int] = lambda sample: 0,
 ) -> Comparison:
-    """Measure a study once; p-values are not corrected yet. enough: how many blocks are needed, by the first ones."""
+    """Measure a study once; p-values are not corrected yet. needed: how many blocks it takes, by the first ones."""
     sample = _measure(study, clock, blocks, rng)
-    if (more := enough(sample) - len(sample.cycles)) > 0:
+    if (more := needed(sample) - len(sample.cycles)) > 0:
         rest = _measure(study, clock, more, rng)
         sample = Sample(np.concatenate([sample.ns, rest.ns]), np.concatenate([sample.cycles, rest.cycles]))
 
@@ -298,17 +298,17 @@ def _correct(together: Sequence[Contrasts]) -> None:
 
 
 def first_look(
-    study: Study, clock: Clock, blocks: int, tests: int, rng: np.random.Generator, enough: Enough | None = None
+    study: Study, clock: Clock, blocks: int, tests: int, rng: np.random.Generator, resolution: Resolution | None = None
 ) -> Comparison:
-    """Measure a study that will be judged among so many tests. enough: in more than `blocks`, if that takes more.
+    """Measure a study that will be judged among so many tests. resolution: in more than `blocks`, if that takes more.
 
     Raises:
         ValueError: it has nothing to compare, or no identical classes to say what a difference is.
     """
     if not study.tested or not study.same:
         raise ValueError(f"{study.name}: classes to be tested and identical ones are needed")
-    until = partial(enough.blocks, study=study, tests=tests) if enough else lambda sample: 0
-    return compare(study, clock, blocks, permutations_for(tests), rng, until)
+    needed = partial(resolution.blocks, study=study, tests=tests) if resolution else lambda sample: 0
+    return compare(study, clock, blocks, permutations_for(tests), rng, needed)
 
 
 def judge(

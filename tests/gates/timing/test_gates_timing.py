@@ -21,7 +21,7 @@ from dhp_safe_fa.gates.timing import gate as timing
 from dhp_safe_fa.gates.timing import inputs as timing_inputs
 from dhp_safe_fa.gates.timing.clock import Job, Sample
 from dhp_safe_fa.gates.timing.inputs import MATCHED, REFERENCE, SAME
-from dhp_safe_fa.gates.timing.judge import LEAST_CYCLES, Enough, Judged, Study, first_look, judge, look
+from dhp_safe_fa.gates.timing.judge import LEAST_CYCLES, Judged, Resolution, Study, first_look, judge, look
 from dhp_safe_fa.gates.tools import NotRun
 from dhp_safe_fa.gates.verdict import FAIL, INVALID, NOT_RUN, PASS, ControlOutcome, GateResult
 
@@ -91,32 +91,31 @@ def test_nothing_is_found_where_nothing_is() -> None:
     assert one.detectable_ns == pytest.approx(one.detectable_percent / 100 * CYCLES / GHZ, rel=0.01)
 
 
-def judged_until(enough: Enough, clock: FakeClock) -> Judged:
+def judged_until(resolution: Resolution, clock: FakeClock) -> Judged:
     rng, tests = np.random.default_rng(1), len(MATCHED)
-    (one,) = judge([first_look(study(), clock, BLOCKS, tests, rng, enough)], clock, tests, rng)
+    (one,) = judge([first_look(study(), clock, BLOCKS, tests, rng, resolution)], clock, tests, rng)
     return one
 
 
 @pytest.mark.parametrize("noise", [100.0, 1000.0, 3000.0])
 def test_more_noise_takes_more_blocks(noise: float) -> None:
     """Until what is asked for would be found, and no more."""
-    one = judged_until(Enough(1.0, 100 * BLOCKS), clock(noise=noise))
+    one = judged_until(Resolution(1.0, 100 * BLOCKS), clock(noise=noise))
     blocks = len(one.first.sample.cycles)
     assert one.detectable_percent < 1.2
     assert blocks == BLOCKS if noise == 100 else one.detectable_percent > 0.5 and BLOCKS < blocks < 100 * BLOCKS
 
 
 def test_there_is_an_end_to_it() -> None:
-    one = judged_until(Enough(0.01, 3 * BLOCKS), clock(noise=1000.0))
+    one = judged_until(Resolution(0.01, 3 * BLOCKS), clock(noise=1000.0))
     assert len(one.first.sample.cycles) == 3 * BLOCKS and one.detectable_percent > 0.01
 
 
 def test_what_is_found_does_not_decide_how_long_is_looked() -> None:
     """Or what chance did to the first blocks would be in the verdict."""
     leaks = ({}, {"ascending": 20_000.0}, {SAME[0]: 20_000.0})
-    lengths = {
-        len(judged_until(Enough(1.0, 100 * BLOCKS), clock(leak, noise=1000.0)).first.sample.cycles) for leak in leaks
-    }
+    asked = Resolution(1.0, 100 * BLOCKS)
+    lengths = {len(judged_until(asked, clock(leak, noise=1000.0)).first.sample.cycles) for leak in leaks}
     assert len(lengths) == 1 and min(lengths) > BLOCKS
 
 
@@ -124,7 +123,7 @@ def test_a_leak_that_the_first_blocks_would_miss_is_found() -> None:
     fake = clock({"ascending": 0.02 * CYCLES}, noise=3000.0)
     assert judged(fake).differences == []
     fake = clock({"ascending": 0.02 * CYCLES}, noise=3000.0)
-    one = judged_until(Enough(1.0, 100 * BLOCKS), fake)
+    one = judged_until(Resolution(1.0, 100 * BLOCKS), fake)
     assert one.differences == ["ascending"] and fake.measured == 3, "first blocks, the rest, all of them once more"
 
 
@@ -202,7 +201,7 @@ WRONG = [ControlOutcome("planted", controls.CAUGHT, "nothing", "the planted leak
 EXTENT = timing.Extent(
     shapes=1,
     blocks=BLOCKS,
-    enough=Enough(timing.CEILING_PERCENT, BLOCKS),
+    resolution=Resolution(timing.CEILING_PERCENT, BLOCKS),
     control_blocks=BLOCKS,
     power_blocks=50,
     sustained_s=0,
