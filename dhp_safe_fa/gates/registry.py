@@ -28,8 +28,8 @@ class Gate:
         draws: its module has ``plot(results, path)``.
         piece: how many kernels it takes in one process at most, where evidence is gathered piece by piece: controls
             come once in each, and what is lost with a piece is looked at anew.
-        keeps: where ``progress`` raises TimeoutError it judges what it has measured, and says of the others that they
-            were not run.
+        can_end_early: where ``progress`` raises TimeoutError it judges what it has measured, and says of the others
+            that they were not run.
     """
 
     name: str
@@ -40,7 +40,7 @@ class Gate:
     quick_is_evidence: bool = False
     draws: bool = False
     piece: int = 12
-    keeps: bool = False
+    can_end_early: bool = False
 
     def took_part(self, kernel: str, family: str) -> tuple[str, ...]:
         """What its verdict on that kernel, of that family, depends on, by the names of provenance.py."""
@@ -57,7 +57,7 @@ GATES = (
     Gate("bitwise", "the same bytes in every run, and whatever else is computed beside a row", ("C4", "C5", "C10"),
          needs=("launch", "family", "kernels", "controls")),
     Gate("timing", "no evidence in time for classes of inputs with equal bit statistics", ("C6",),
-         quick_is_evidence=True, draws=True, piece=30, keeps=True),
+         quick_is_evidence=True, draws=True, piece=30, can_end_early=True),
 )  # fmt: skip
 NAMES = tuple(gate.name for gate in GATES)
 EXECUTING = tuple(gate.name for gate in GATES if gate.executes)

@@ -22,7 +22,7 @@ from ..tools import NotRun
 from .pieces import Piece
 
 Run = dict[str, Any]
-# A gate that keeps what it has is told so long before time is up: it may have to look again at what it found.
+# A gate that can end early is told so long before time is up: it may have to look again at what it found.
 GRACE_S = 90.0
 _LEAST_S = 2 * GRACE_S  # and is not begun with less: controls come first
 _TICK_S = 0.2  # how soon it is noticed that a piece has ended, or that it has to
@@ -64,7 +64,7 @@ class _Queue:
             remain = self.until - time.monotonic()
             for piece in self.left:
                 takes = self.seconds.get(piece.gate, 0.0) * len(piece.kernels)
-                if registry.gate(piece.gate).keeps:
+                if registry.gate(piece.gate).can_end_early:
                     takes = min(takes, _LEAST_S)
                 if remain > 0 and takes <= remain:
                     self.left.remove(piece)

@@ -1,8 +1,8 @@
 """One piece of evidence, in a process of its own: python -m dhp_safe_fa.gates.evidence.piece [REQUEST RESULT]
 
 REQUEST is a JSON file that holds a ``pieces.Piece``, and the seconds after which a gate that can has to come to an end
-(``registry.Gate.keeps``); RESULT is written as ``gates all --json`` does. Without them, and
-for a gate that executes kernels, ends with 1 and says why if there is no GPU for it.
+(``registry.Gate.can_end_early``); RESULT is written as ``gates all --json`` does. Without them, and for a gate that
+executes kernels, ends with 1 and says why if there is no GPU for it.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def main(request: Path, result: Path) -> None:
     piece = Piece(**asked_for["piece"])
     if piece.needs_gpu:
         require_gpu()
-    until = begin + asked_for["seconds"] if registry.gate(piece.gate).keeps else math.inf
+    until = begin + asked_for["seconds"] if registry.gate(piece.gate).can_end_early else math.inf
     screen = _Screen(Console(width=160), Console(stderr=True), until)
     quick = [piece.gate] if piece.quick else None
     arguments = argparse.Namespace(gate="all", peer=None, policy=None, kernel=list(piece.kernels), quick=quick)
